@@ -1,0 +1,22 @@
+"""TraceML: why is this PyTorch training slow or unstable, on which rank, in which phase, what to do next.
+
+Importing this loads neither torch nor numpy: the public names below load what they need when first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = ["__version__", "final_summary", "init", "phase", "summary", "trace_step"]
+
+if TYPE_CHECKING:
+    from traceml.capture.api import final_summary, init, phase, summary, trace_step
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(import_module("traceml.capture.api"), name)
+    raise AttributeError(f"module 'traceml' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Pure functions: rows in, findings out. No clock, no file, no socket, no torch."""

@@ -1,0 +1,324 @@
+"""Step-time diagnoses of the typical rank: where a step's time goes, and whether it stays there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from traceml.analyze.rule import EXPLAINED, Measured, Rule
+from traceml.analyze.shape import Shift, find_period, find_shift, slow_steps
+from traceml.analyze.window import PHASE_KEYS, WAIT, Floats, Window
+from traceml.schema import catalog as c
+from traceml.schema import fmt
+
+INPUT, H2D, FORWARD, BACKWARD, SYNC, OPTIMIZER, VALIDATION, CHECKPOINT = PHASE_KEYS
+COMPUTE: Final = tuple(PHASE_KEYS[i] for i in c.COMPUTE_PHASES)
+LABELS: Final = {p.key: p.label.lower() for p in c.PHASES} | {WAIT: "wait"}
+COMPUTE_SHARE: Final = 0.90
+TYPICAL_PART: Final = 0.5
+"""A bound shows in the typical step with at least this part of its overall share; else it is jitter."""
+
+
+@dataclass(frozen=True)
+class TimeView:
+    """The window and what several rules need of it."""
+
+    window: Window
+
+    @cached_property
+    def step_ms(self) -> float:
+        return self.window.mean_ms(self.window.judged_ns)
+
+    @cached_property
+    def outside(self) -> Floats:
+        """Deliberate work outside the training step proper: validation, checkpoints, user phases."""
+        return self.window.of(VALIDATION, CHECKPOINT, *self.window.user_keys)
+
+    @cached_property
+    def wait(self) -> Floats:
+        """Wait without our own cost, which lands there for the most part."""
+        return np.maximum(self.window.of(WAIT) - self.window.own_ns, 0.0)
+
+    @cached_property
+    def pace(self) -> Floats:
+        """One series for the run: the median rank's step time without deliberate outside work."""
+        return np.asarray(np.median(self.window.judged_ns - self.outside, axis=0))
+
+    @cached_property
+    def shift(self) -> Shift | None:
+        return find_shift(self.pace)
+
+    @cached_property
+    def level_pace(self) -> Floats:
+        """`pace` with a lasting shift taken out, so that what is left is jitter."""
+        if self.shift is None:
+            return self.pace
+        level = self.pace.copy()
+        level[self.shift.at :] *= self.shift.before / self.shift.after
+        return level
+
+    def excess(self, chosen: Any, others: Any) -> dict[str, float]:
+        """How much more each phase takes in the chosen steps than in the others (medians over ranks), ms."""
+        window = self.window
+        found = {}
+        for key in (*COMPUTE, INPUT, H2D, SYNC, WAIT):
+            values = np.median(self.wait if key == WAIT else window.of(key), axis=0)
+            found[key] = float(values[chosen].mean() - np.median(values[others])) / 1e6
+        gc = np.median(window.gc_ns, axis=0)
+        found["garbage collection"] = float(gc[chosen].mean() - np.median(gc[others])) / 1e6
+        return found
+
+
+def _bound(view: TimeView, values: Floats, phase: str, burst: int = 1) -> Measured:
+    window = view.window
+    share = window.median_share(values)
+    typical = window.typical_share(values, burst)
+    cost_ms = window.mean_ms(values)
+    # Rare slow steps are jitter, not a bound: the typical step must show it too.
+    level = share if typical >= TYPICAL_PART * share else typical
+    return Measured(
+        level=level,
+        score=share,
+        words={
+            "cost": fmt.ms(cost_ms),
+            "share": fmt.share(share),
+            "step": fmt.ms(view.step_ms),
+        },
+        phase=phase,
+        evidence={"share": share, "typical_share": typical, "step_ms": view.step_ms},
+        cost_ms=cost_ms,
+    )
+
+
+def input_bound(view: TimeView) -> Measured:
+    """The training thread waits for its next batch for a large share of the step."""
+    window = view.window
+    found = _bound(view, window.of(INPUT), INPUT, max(1, window.workers))
+    if window.input_inferred:
+        how = " (inferred: no loader was seen, so the gap before the forward pass counts as input)"
+    else:
+        how = f" (loader workers: {window.workers})" if window.workers else ""
+    advice = (
+        f"the loader has {window.workers} workers: speed up the dataset's work itself, or add workers"
+        if window.workers
+        else "load batches in the background (DataLoader with num_workers of 2 or more)"
+    )
+    found.words.update(how=how, advice=advice)
+    found.evidence.update(inferred=window.input_inferred, workers=window.workers)
+    return found
+
+
+def h2d_bound(view: TimeView) -> Measured | None:
+    """Copies to the device take a large share of the step. Judged on the device's clock only."""
+    if view.window.clock != "device":
+        return None
+    return _bound(view, view.window.of(H2D), H2D)
+
+
+def wait_heavy(view: TimeView) -> Measured:
+    """A large share of the step is neither input nor model work: checkpoints, validation, logging, stalls."""
+    window = view.window
+    values = view.wait + view.outside
+    parts = {
+        "checkpoint writing": (CHECKPOINT, window.of(CHECKPOINT)),
+        "validation": (VALIDATION, window.of(VALIDATION)),
+        "garbage collection": (WAIT, window.gc_wait_ns),
+        **{f"phase {k[5:]!r}": (k, window.of(k)) for k in window.user_keys},
+        "": (WAIT, np.maximum(view.wait - window.gc_wait_ns, 0.0)),
+    }
+    name, (phase, largest) = max(parts.items(), key=lambda item: float(item[1][1].sum()))
+    found = _bound(view, values, phase)
+    known = window.median_share(view.outside)
+    if known >= EXPLAINED * found.score:
+        # Done on purpose, every so many steps: that is no jitter.
+        found = Measured(
+            found.score, found.score, found.words, phase, (), found.evidence, found.cost_ms
+        )
+    total = max(float(values.sum()), 1.0)
+    if name:
+        text = f"{name} is {fmt.share(float(largest.sum()) / total)} of it"
+    else:
+        place, part = _where(window)
+        text = f"it is unattributed; {fmt.share(part)} of it sits {place}"
+    found.words.update(part=text, advice=_WAIT_ADVICE.get(name, _WAIT_ADVICE_OTHER))
+    found.evidence.update(largest_part=name or "unattributed")
+    return found
+
+
+_WAIT_ADVICE: Final = {
+    "checkpoint writing": "save less often, or asynchronously (torch.distributed.checkpoint.async_save)",
+    "validation": "validate less often or on fewer batches",
+    "garbage collection": "collect less often (gc.freeze() after set-up, or gc.disable() with a manual rhythm)",
+    "": "look at logging, .item() calls, sleeps and Python work at that place in the loop",
+}
+_WAIT_ADVICE_OTHER: Final = "look at what that phase does on the training thread"
+
+
+def _where(window: Window) -> tuple[str, float]:
+    """The place in the step that holds most of the unattributed time, and its part of it."""
+    totals = window.wait_places.sum(axis=(0, 1))
+    at = int(np.argmax(totals))
+    return c.WAIT_PLACES[at].where, float(totals[at] / max(totals.sum(), 1.0))
+
+
+def jitter(view: TimeView) -> Measured | None:
+    """The typical step is healthy, but slow steps in between cost a good part of all time."""
+    pace = view.level_pace
+    slow = slow_steps(pace)
+    if not len(slow):
+        return None
+    others = np.setdiff1d(np.arange(len(pace)), slow)
+    typical = float(np.median(pace[others]))
+    lost = float((pace[slow] - typical).sum())
+    share = lost / float(np.median(view.window.judged_ns.sum(axis=1)))
+    per_slow_ms = lost / len(slow) / 1e6
+    period = find_period(slow)
+    name, part = _explains(view.excess(slow, others), per_slow_ms)
+    rhythm = f"every {period} steps" if period else f"{len(slow)} of {len(pace)} steps, no rhythm"
+    where = f"{fmt.share(part)} of it in {LABELS.get(name, name)}" if name else "spread over phases"
+    return Measured(
+        level=share,
+        score=share,
+        words={
+            "rhythm": rhythm,
+            "share": fmt.share(share),
+            "extra": fmt.ms(per_slow_ms),
+            "typical": fmt.ms(typical / 1e6),
+            "where": where,
+            "place": LABELS.get(name, name) if name else "several phases",
+        },
+        phase=name if name in LABELS else None,
+        evidence={
+            "slow_steps": len(slow),
+            "period": period,
+            "extra_ms": per_slow_ms,
+            "typical_ms": typical / 1e6,
+            "where": name,
+        },
+        cost_ms=lost / len(pace) / 1e6,
+    )
+
+
+def _explains(excess: dict[str, float], whole_ms: float) -> tuple[str, float]:
+    """The phase that explains the excess, and its part; an empty name when none reaches 80 %."""
+    gc = excess.pop("garbage collection", 0.0)
+    if whole_ms > 0 and gc >= EXPLAINED * whole_ms:
+        return "garbage collection", gc / whole_ms
+    name = max(excess, key=lambda k: excess[k])
+    if whole_ms <= 0 or excess[name] < EXPLAINED * whole_ms:
+        return "", 0.0
+    return name, min(1.0, excess[name] / whole_ms)
+
+
+def slowdown(view: TimeView) -> Measured | None:
+    """Step time rose at some step and never came back."""
+    shift = view.shift
+    if shift is None:
+        return None
+    window = view.window
+    index = np.arange(window.count)
+    extra_ms = (shift.after - shift.before) / 1e6
+    name, part = _explains(view.excess(index >= shift.at, index < shift.at), extra_ms)
+    where = f"{fmt.share(part)} of it in {LABELS.get(name, name)}" if name else "spread over phases"
+    late = 1 - shift.at / window.count
+    share = extra_ms * late / max(window.mean_ms(window.judged_ns), 1e-9)
+    step = int(window.steps[shift.at])
+    return Measured(
+        level=shift.after / shift.before - 1,
+        score=share,
+        words={
+            "step": f"{step}",
+            "before": fmt.ms(shift.before / 1e6),
+            "after": fmt.ms(shift.after / 1e6),
+            "rise": fmt.share(shift.after / shift.before - 1),
+            "where": where,
+        },
+        phase=name if name in LABELS else None,
+        evidence={
+            "since_step": step,
+            "before_ms": shift.before / 1e6,
+            "after_ms": shift.after / 1e6,
+            "where": name,
+        },
+        cost_ms=extra_ms * late,
+    )
+
+
+def compute_bound(view: TimeView) -> Measured | None:
+    """Forward, backward and optimizer fill the step: the model itself is the cost."""
+    window = view.window
+    values = window.of(*COMPUTE)
+    share = window.median_share(values)
+    if share < COMPUTE_SHARE:
+        return None
+    largest = max(COMPUTE, key=lambda k: window.median_share(window.of(k)))
+    part_ms = window.mean_ms(window.of(largest))
+    return Measured(
+        level=share,
+        score=share,
+        words={
+            "share": fmt.share(share),
+            "largest": LABELS[largest],
+            "part": fmt.ms(part_ms),
+            "step": fmt.ms(view.step_ms),
+        },
+        phase=largest,
+        evidence={"share": share, "largest": largest, "largest_ms": part_ms},
+    )
+
+
+BOUNDS: Final[tuple[Rule[TimeView], ...]] = (
+    Rule(
+        "INPUT_BOUND",
+        "INPUT-BOUND",
+        input_bound,
+        "Waiting for input takes {cost} of a {step} step ({share}){how}.",
+        "Inspect the input path first: {advice}.",
+        needs=(INPUT,),
+    ),
+    Rule(
+        "H2D_BOUND",
+        "H2D-BOUND",
+        h2d_bound,
+        "Copying data to the device takes {cost} of a {step} step ({share}).",
+        "Pin memory in the loader and copy with non_blocking=True; move fewer bytes.",
+    ),
+    Rule(
+        "WAIT_HEAVY",
+        "WAIT-HEAVY",
+        wait_heavy,
+        "{cost} of a {step} step ({share}) is neither input nor model work: {part}.",
+        "Inspect that time: {advice}.",
+        needs=(FORWARD, BACKWARD, OPTIMIZER),
+    ),
+)
+CHANGES: Final[tuple[Rule[TimeView], ...]] = (
+    Rule(
+        "SLOWDOWN",
+        "SLOWDOWN",
+        slowdown,
+        "Since step {step} a step takes {after} instead of {before} (+{rise}), {where}.",
+        "Look at what changed at step {step}: data, sequence length, a growing structure, a noisy neighbour.",
+        warn=0.15,
+        crit=0.30,
+    ),
+    Rule(
+        "JITTER",
+        "JITTER",
+        jitter,
+        "Slow steps ({rhythm}) take {extra} more than the typical {typical} and cost {share} of all "
+        "time, {where}.",
+        "Find what happens in those steps, in {place}.",
+    ),
+)
+COMPUTE_RULE: Final[Rule[TimeView]] = Rule(
+    "COMPUTE_BOUND",
+    "COMPUTE-BOUND",
+    compute_bound,
+    "Model work is {share} of a {step} step; {largest} is the largest part ({part}).",
+    "Optimize {largest}: batch size, precision, kernels; then use an operator-level profiler.",
+    warn=None,
+)

@@ -1,0 +1,202 @@
+"""What user code may call. All of it is a harmless no-op, with one clear line, when nothing is recording."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from threading import get_ident
+from types import TracebackType
+from typing import Any, Final
+
+from traceml.capture import install
+from traceml.capture.session import Session
+from traceml.errors import failsafe, say, say_once
+from traceml.schema import catalog as c
+
+HOW_TO_RECORD: Final = "start the script with `traceml run`, or call traceml.init() in it"
+SUMMARY_TIMEOUT_S: Final = 30.0
+
+
+def _session(caller: str) -> Session | None:
+    if os.environ.get("TRACEML_DISABLED", "0") not in ("", "0"):
+        return None
+    session = install.active()
+    if session is None or session.run_dir is None:
+        say_once(f"{caller} does nothing, because nothing is recording: {HOW_TO_RECORD}")
+        return None
+    return session
+
+
+def init(run_name: str | None = None, logs_dir: str | None = None) -> bool:
+    """Start recording in this process, if `traceml run` has not done so already.
+
+    Launched directly (`python train.py`), this also starts a detached monitor, which writes the summary when the
+    process ends. Returns whether anything is recording.
+    """
+    if os.environ.get("TRACEML_DISABLED", "0") not in ("", "0"):
+        return False
+    session = install.active()
+    if session is not None and session.run_dir is not None:
+        return True
+    run_dir = os.environ.get("TRACEML_RUN_DIR")
+    if run_dir is None:
+        run_dir = _start_monitor(run_name, logs_dir)
+        if run_dir is None:
+            return False
+        os.environ["TRACEML_RUN_DIR"] = run_dir  # children of this process are part of the run
+    return install.activate(run_dir=run_dir) is not None
+
+
+@failsafe("starting the monitor", None)
+def _start_monitor(run_name: str | None, logs_dir: str | None) -> str | None:
+    import subprocess
+
+    command = [sys.executable, "-m", "traceml", "attach", "--pid", str(os.getpid())]
+    command += ["--run-name", run_name] if run_name else []
+    command += ["--logs-dir", logs_dir] if logs_dir else []
+    command += ["--", *(getattr(sys, "orig_argv", None) or [sys.executable, *sys.argv])]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True, text=True
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()  # the monitor answers with the run folder, then detaches
+    process.stdout.close()
+    return line or None
+
+
+class trace_step:
+    """`with trace_step(model):` around one training step. Its exit ends the step."""
+
+    def __init__(self, model: Any = None) -> None:
+        self._session = _session("trace_step")
+
+    def __enter__(self) -> None:
+        session = self._session
+        if session is not None and not _ours(session):
+            session = self._session = None
+        if session is not None:
+            _block_enters(session)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._session is not None:
+            _block_exits(self._session, kind is not None)
+
+
+def _ours(session: Session) -> bool:
+    return get_ident() == session.switch.thread or session.adopt_thread()
+
+
+@failsafe("trace_step", None)
+def _block_enters(session: Session) -> None:
+    session.block_enters()
+
+
+@failsafe("trace_step", None)
+def _block_exits(session: Session, failed: bool) -> None:
+    session.block_exits(failed)
+
+
+class phase:
+    """`with traceml.phase("augment"):` names a part of the step as a phase of its own."""
+
+    def __init__(self, name: str) -> None:
+        self._name = str(name)
+        self._session = _session("phase")
+        self._outer: int | None = None
+
+    def __enter__(self) -> None:
+        session = self._session
+        if session is not None and get_ident() == session.switch.thread:
+            self._outer = session.switch.enter(session.user_slot(self._name))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._outer is not None and self._session is not None:
+            self._session.switch.leave(self._outer)
+            self._outer = None
+
+
+@failsafe("final_summary", None)
+def final_summary(
+    print_text: bool = False, timeout_s: float = SUMMARY_TIMEOUT_S
+) -> dict[str, Any] | None:
+    """Wait for the summary of everything recorded so far and return it; None if there is none."""
+    session = _session("final_summary")
+    if session is None or session.run_dir is None:
+        return None
+    if session.writer is None:
+        say("final_summary has nothing to tell: no training step so far")
+        return None
+    folder = Path(session.run_dir)
+    answer = folder / "recording" / f"answer-{os.getpid()}-{time.monotonic_ns()}.json"
+    request = answer.with_name(answer.name.replace("answer-", "request-"))
+    # Waiting for the monitor is not part of any training step.
+    outer = session.switch.enter(c.VALIDATION) if _ours(session) else None
+    try:
+        request.touch()
+        summary = _await_answer(folder, answer, time.monotonic() + timeout_s)
+    finally:
+        request.unlink(missing_ok=True)
+        answer.unlink(missing_ok=True)
+        if outer is not None:
+            session.switch.leave(outer)
+    if summary is not None and print_text:
+        text = summary.get("text")
+        sys.stderr.write(f"{text}\n")
+    return summary.get("summary") if summary is not None else None
+
+
+def _await_answer(folder: Path, answer: Path, deadline: float) -> dict[str, Any] | None:
+    while time.monotonic() < deadline:
+        if answer.exists():
+            found = json.loads(answer.read_text())
+            return found if isinstance(found, dict) else None
+        if not _monitor_alive(folder):
+            say("final_summary got no answer: the monitor is gone; `traceml view` makes it later")
+            return None
+        time.sleep(0.02)
+    say("final_summary got no answer in time; `traceml view` on the run folder makes it later")
+    return None
+
+
+def _monitor_alive(folder: Path) -> bool:
+    try:
+        pid = int(json.loads((folder / "manifest.json").read_text())["monitor_pid"])
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, ValueError, KeyError):
+        return True  # another user's process, or a manifest being replaced: assume the best
+    return True
+
+
+def summary() -> dict[str, Any]:
+    """A flat dict of the verdict and the typical times, ready for an experiment tracker."""
+    full = final_summary()
+    if not full:
+        return {}
+    primary = full["primary_diagnosis"]
+    flat: dict[str, Any] = {
+        "traceml/diagnosis": primary["status"],
+        "traceml/severity": primary["severity"],
+        "traceml/potential_speedup": primary["potential_speedup"],
+        "traceml/steps": full["run"]["steps"]["total"],
+    }
+    for section in ("step_time", "step_memory", "system", "process"):
+        for key, metric in full[section]["metrics"].items():
+            value = metric["median"]["value"]
+            if value is not None:
+                flat[f"traceml/{section}/{key}"] = value
+    return flat

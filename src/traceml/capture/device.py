@@ -1,0 +1,147 @@
+"""The accelerator behind one small interface, and the clock that reads it without ever waiting.
+
+At each phase switch a timing event is recorded on the device's current stream. When all events of a step
+have completed, late, out of order or not at all, their differences become the step's device times. Nothing here
+synchronizes: an event is asked whether it is done, never waited for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from traceml.capture.switch import AFTER_VALIDATION, PENDING_EVAL, PENDING_FETCH
+from traceml.schema import catalog as c
+
+MOST_PENDING: Final = 256
+"""Steps that may wait for their events before the oldest is given up."""
+
+
+class TimingEvent(Protocol):
+    """What we need of a device's timing event; `torch.Event` has it."""
+
+    def record(self) -> None: ...
+    def query(self) -> bool: ...
+    def elapsed_time(self, end: Any) -> float: ...
+
+
+class Device(Protocol):
+    """What we need of an accelerator; tests bring a simulated one."""
+
+    kind: str
+    name: str
+
+    def new_event(self) -> TimingEvent: ...
+    def memory(self) -> tuple[int, int]: ...
+    def capacity_bytes(self) -> int | None: ...
+
+
+class TorchDevice:
+    """CUDA, ROCm, XPU or MPS through `torch.Event` and the backend's own module."""
+
+    def __init__(self, torch: Any, kind: str, index: int) -> None:
+        self.kind = kind
+        self._torch = torch
+        self._index = index
+        self._backend = getattr(torch, kind)
+        self.name = self._name()
+        self._peak_allocated = 0
+
+    def new_event(self) -> TimingEvent:
+        return self._torch.Event(device=self.kind, enable_timing=True)
+
+    def memory(self) -> tuple[int, int]:
+        """(allocated, reserved) at the fullest since the last call, as far as it can be told.
+
+        Peak statistics belong to the user and are not reset: a new all-time peak is seen as such,
+        otherwise the current value, read where activations are all alive, stands for the peak.
+        """
+        if self.kind == "mps":
+            now = int(self._backend.current_allocated_memory())
+            return now, int(self._backend.driver_allocated_memory())
+        allocated = int(self._backend.memory_allocated(self._index))
+        peak = int(self._backend.max_memory_allocated(self._index))
+        if peak > self._peak_allocated:
+            self._peak_allocated = allocated = peak
+        return allocated, int(self._backend.memory_reserved(self._index))
+
+    def capacity_bytes(self) -> int | None:
+        if self.kind == "mps":
+            return int(self._backend.recommended_max_memory())
+        return int(self._backend.get_device_properties(self._index).total_memory)
+
+    def _name(self) -> str:
+        get = getattr(self._backend, "get_device_name", None)
+        return str(get(self._index)) if get is not None else self.kind
+
+
+class DeviceClock:
+    """Turns the trail of events of each step into a row of device times, when they are ready."""
+
+    def __init__(self, device: Device, publish: Callable[..., None]) -> None:
+        self._device = device
+        self._publish = publish
+        self._pool: list[TimingEvent] = []
+        self._trail: list[tuple[int, TimingEvent]] = []
+        self._pending: deque[tuple[int, list[tuple[int, TimingEvent]]]] = deque()
+        self.given_up = 0
+        self.mark(c.WAIT_START)
+
+    def mark(self, slot: int) -> None:
+        """The slot that just ended; called by the switch."""
+        event = self._pool.pop() if self._pool else self._device.new_event()
+        event.record()
+        self._trail.append((slot, event))
+
+    def end_step(self, step: int, slot: int) -> None:
+        """The step is over while `slot` was current; look, without waiting, at what is ready."""
+        self.mark(slot)
+        self._pending.append((step, self._trail))
+        # The next step starts at the event that ends this one. It is recorded again, because an
+        # event that goes back to the pool must not be read by two steps.
+        self._trail = []
+        self.mark(slot)
+        if len(self._pending) > MOST_PENDING:
+            self._pending.popleft()
+            self.given_up += 1
+        self.poll()
+
+    def rename(self, old: int, new: int) -> None:
+        """What this step charged to `old` turned out to be `new`."""
+        self._trail = [(new if slot == old else slot, event) for slot, event in self._trail]
+
+    def drop_step(self) -> None:
+        """The step was aborted: forget its events."""
+        self._trail = []
+        self.mark(c.WAIT_START)
+
+    def poll(self) -> None:
+        """Publish every pending step whose events are all done, in whatever order."""
+        still: deque[tuple[int, list[tuple[int, TimingEvent]]]] = deque()
+        for step, trail in self._pending:
+            if trail[-1][1].query() and all(event.query() for _, event in trail):
+                self._resolve(step, trail)
+            else:
+                still.append((step, trail))
+        self._pending = still
+
+    def _resolve(self, step: int, trail: list[tuple[int, TimingEvent]]) -> None:
+        totals = [0] * (c.FIRST_WAIT + 1)
+        for (_, before), (slot, after) in zip(trail, trail[1:], strict=False):
+            elapsed_ns = int(before.elapsed_time(after) * 1e6)
+            if elapsed_ns < 0:
+                return  # streams were switched in between: no honest number, so none
+            totals[_device_slot(slot)] += elapsed_ns
+        self._publish(step, *totals)
+        self._pool.extend(event for _, event in trail)
+
+
+def _device_slot(slot: int) -> int:
+    if slot == PENDING_FETCH:
+        return c.INPUT
+    if slot == PENDING_EVAL:
+        return c.VALIDATION
+    if slot == AFTER_VALIDATION or slot >= c.FIRST_WAIT:
+        return c.FIRST_WAIT
+    return slot

@@ -1,0 +1,105 @@
+"""Finding the outermost module call, then timing only that.
+
+Wrapping every module's call would cost a wrapper a submodule. So `Module.__call__` is wrapped only while we
+learn: until two training steps have completed. The classes that were called outermost then get a `__call__`
+of their own, and `Module.__call__` is put back. Instances are never touched: they pickle, copy and compile as before.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any, Final
+
+from traceml.capture.session import Session
+from traceml.capture.wrap import ORIGINAL, hide_frame
+from traceml.errors import failsafe
+from traceml.schema import catalog as c
+
+LEARN_STEPS: Final = 2
+
+
+class ForwardPatch:
+    """The patched classes; knows how to take itself out."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.module_class = session.torch.nn.Module
+        self.is_compiling: Callable[[], bool] = session.torch.compiler.is_compiling
+        self.roots: set[type] = set()
+        self.patched: list[tuple[type, bool]] = []
+        self.learning = False
+        self.slot_of = failsafe("forward detection", c.FORWARD, session.off)(session.forward_slot)
+
+    def install(self) -> None:
+        """Start to learn: wrap `Module.__call__` itself."""
+        if not self.learning:
+            self.learning = self.session.settling = True
+            self._patch(self.module_class)
+
+    def settle(self) -> None:
+        """A step completed: from now on wrap only the classes that were seen outermost."""
+        if not self.learning or not self.roots or self.session.step < LEARN_STEPS:
+            return
+        self.learning = self.session.settling = False
+        self._unpatch(self.module_class)
+        for cls in self.roots:
+            if not any(done is cls for done, _ in self.patched):
+                self._patch(cls)
+
+    def uninstall(self) -> None:
+        """Put every class back."""
+        for cls, _ in list(self.patched):
+            self._unpatch(cls)
+        self.learning = False
+
+    def _patch(self, cls: type) -> None:
+        own = "__call__" in cls.__dict__
+        original = cls.__call__
+        if hasattr(original, ORIGINAL):
+            return  # a base class is wrapped already
+        self.patched.append((cls, own))
+        cls.__call__ = self._wrap(original)  # type: ignore[assignment,method-assign]
+
+    def _unpatch(self, cls: type) -> None:
+        for entry in self.patched:
+            if entry[0] is cls:
+                self.patched.remove(entry)
+                current = cls.__dict__.get("__call__")
+                if not hasattr(current, ORIGINAL):
+                    return  # somebody wrapped or replaced ours: theirs stays
+                if entry[1]:
+                    cls.__call__ = getattr(current, ORIGINAL)  # type: ignore[assignment,method-assign]
+                else:
+                    del cls.__call__
+                return
+
+    def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        session, switch = self.session, self.session.switch
+        is_compiling, slot_of, roots = self.is_compiling, self.slot_of, self.roots
+
+        @functools.wraps(original)
+        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or switch.current < c.FIRST_USER or get_ident() != switch.thread:
+                return original(self, *args, **kwargs)
+            roots.add(type(self))
+            slot = slot_of(self, args, kwargs)
+            if slot == c.VALIDATION:
+                outer = switch.enter_validation()
+            else:
+                outer = switch.enter_compute(slot)
+            try:
+                result = original(self, *args, **kwargs)
+            except BaseException as problem:
+                switch.leave(outer)
+                session.phase_failed()
+                hide_frame(problem)
+                raise
+            switch.leave(outer)
+            if slot == c.VALIDATION and not session.stepping:
+                session.validation_ended()
+            return result
+
+        setattr(__call__, ORIGINAL, original)
+        return __call__

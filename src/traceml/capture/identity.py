@@ -1,0 +1,51 @@
+"""Who this process is: global rank is identity, local rank is device, node rank is place.
+
+World size and ranks come from `torch.distributed` once it is initialized, else from the environment of
+torchrun or Slurm; never by touching an accelerator.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+import time
+from typing import Any
+
+
+def _from_environment(*names: str) -> int | None:
+    for name in names:
+        value = os.environ.get(name, "")
+        if value.isdigit():
+            return int(value)
+    return None
+
+
+def identify(torch: Any) -> dict[str, Any]:
+    """The identity part of a rank's recording header."""
+    rank = _from_environment("RANK", "SLURM_PROCID")
+    world_size = _from_environment("WORLD_SIZE", "SLURM_NTASKS")
+    distributed = getattr(torch, "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        rank, world_size = distributed.get_rank(), distributed.get_world_size()
+    return {
+        "rank": rank or 0,
+        "local_rank": _from_environment("LOCAL_RANK", "SLURM_LOCALID") or 0,
+        "node_rank": _from_environment("GROUP_RANK", "NODE_RANK", "SLURM_NODEID") or 0,
+        "world_size": world_size or 1,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+    }
+
+
+def describe_process(torch: Any) -> dict[str, Any]:
+    """Versions and the clock anchor that ties this process's clock to the wall clock."""
+    return {
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "torch": str(torch.__version__),
+        "threads": torch.get_num_threads(),
+        "wall_ns": time.time_ns(),
+        "clock_ns": time.perf_counter_ns(),
+    }

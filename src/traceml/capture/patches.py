@@ -1,0 +1,271 @@
+"""What is wrapped, as a table: module, attribute, phase, how. Each row goes in once its module is imported."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Any
+
+from traceml.capture.loader import wrap_iter, wrap_next
+from traceml.capture.session import Session
+from traceml.capture.wrap import ORIGINAL, hide_frame, timed
+from traceml.errors import failsafe
+from traceml.schema import catalog as c
+
+Wrap = Callable[[Callable[..., Any], Session], Callable[..., Any]]
+
+
+def _phase(slot: int) -> Wrap:
+    def wrap(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+        return timed(original, session.switch, slot, session.torch.compiler.is_compiling)
+
+    return wrap
+
+
+def wrap_save(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    """A checkpoint is a phase and an event."""
+
+    def done(began: int, ended: int) -> None:
+        session.events.add("checkpoint", session.step + 1, began, ended - began)
+
+    done = failsafe("checkpoint event", None, session.off)(done)
+    return timed(original, session.switch, c.CHECKPOINT, done=done)
+
+
+def wrap_backward(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    """`torch.autograd.backward` and `grad`: gradient work, and the sign that this process trains."""
+    switch, is_compiling = session.switch, session.torch.compiler.is_compiling
+    begins = failsafe("start of recording", None, session.off)(session.backward_begins)
+    ended = failsafe("end of a step", None, session.off)(session.backward_ended)
+
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(*args, **kwargs)
+        if get_ident() != switch.thread and not session.adopt_thread():
+            return original(*args, **kwargs)
+        if switch.current < c.FIRST_USER:
+            return original(*args, **kwargs)
+        outer = switch.enter_compute(c.BACKWARD)
+        begins(_first_tensor(args, kwargs))
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as problem:
+            switch.leave(outer)
+            session.phase_failed()
+            hide_frame(problem)
+            raise
+        now = switch.leave(outer)
+        if session.end_after_backward:
+            ended(now)
+        return result
+
+    setattr(backward, ORIGINAL, original)
+    return backward
+
+
+def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensors = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
+    return tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
+
+
+def wrap_optimizer_step(
+    original: Callable[..., Any], session: Session, optimizer_at: int = 0
+) -> Callable[..., Any]:
+    """`step` of an optimizer class, or of a GradScaler (then the optimizer is its argument)."""
+    switch, is_compiling = session.switch, session.torch.compiler.is_compiling
+    stepped = failsafe("end of a step", None, session.off)(session.optimizer_stepped)
+
+    @functools.wraps(original)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        if (
+            is_compiling()
+            or (switch.current < c.FIRST_USER and switch.current != c.BACKWARD)
+            or get_ident() != switch.thread
+        ):
+            return original(*args, **kwargs)
+        outer = switch.enter_compute(c.OPTIMIZER)
+        try:
+            if len(args) > 1 and optimizer_at == 0 and callable(args[1]):
+                args = (args[0], _closure(args[1], session), *args[2:])
+            elif callable(kwargs.get("closure")):
+                kwargs["closure"] = _closure(kwargs["closure"], session)
+            result = original(*args, **kwargs)
+        except BaseException as problem:
+            switch.leave(outer)
+            session.phase_failed()
+            hide_frame(problem)
+            raise
+        now = switch.leave(outer)
+        stepped(args[optimizer_at] if len(args) > optimizer_at else kwargs.get("optimizer"), now)
+        return result
+
+    setattr(step, ORIGINAL, original)
+    return step
+
+
+def _closure(closure: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    """A closure is the training code again: what no phase of its own claims is not the optimizer."""
+    switch = session.switch
+
+    @functools.wraps(closure, updated=())
+    def run(*args: Any, **kwargs: Any) -> Any:
+        outer = switch.enter(c.WAIT_INPUT)
+        try:
+            return closure(*args, **kwargs)
+        finally:
+            switch.leave(outer)
+
+    return run
+
+
+def wrap_patch_step_function(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    """Where PyTorch prepares an optimizer class for its first instance: we do the same, once a class."""
+    wrap_class = failsafe("optimizer detection", None, session.off)(wrap_optimizer_class)
+
+    @functools.wraps(original)
+    def _patch_step_function(self: Any) -> None:
+        original(self)
+        wrap_class(type(self), session)
+
+    setattr(_patch_step_function, ORIGINAL, original)
+    return _patch_step_function
+
+
+def wrap_optimizer_class(cls: Any, session: Session) -> None:
+    """Wrap the `step` that this optimizer class has, unless that is done."""
+    step = cls.step
+    if not hasattr(step, ORIGINAL):
+        wrapped = wrap_optimizer_step(step, session)
+        wrapped.hooked = True  # type: ignore[attr-defined]  # PyTorch's own mark: do not wrap it again
+        cls.step = wrapped
+        session.wrapped_optimizers.append((cls, step))
+
+
+def wrap_copy_to_device(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    """`Tensor.to` and friends: host data going to an accelerator. Parameters, casts and device-to-device pass."""
+    switch, is_compiling = session.switch, session.torch.compiler.is_compiling
+    parameter = session.torch.nn.Parameter
+
+    @functools.wraps(original)
+    def copy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if (
+            is_compiling()
+            or session.device is None
+            or get_ident() != switch.thread
+            or switch.current in (c.H2D, c.VALIDATION, c.CHECKPOINT)
+            or isinstance(self, parameter)
+            or not _goes_to_device(self, original.__name__, args, kwargs, session.device.kind)
+        ):
+            return original(self, *args, **kwargs)
+        outer = switch.enter(c.H2D)
+        try:
+            return original(self, *args, **kwargs)
+        except BaseException as problem:
+            hide_frame(problem)
+            raise
+        finally:
+            switch.leave(outer)
+
+    setattr(copy, ORIGINAL, original)
+    return copy
+
+
+def _goes_to_device(
+    tensor: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], kind: str
+) -> bool:
+    if method == "copy_":  # the source is the argument
+        source = args[0] if args else kwargs.get("src", kwargs.get("other"))
+        return tensor.device.type == kind and getattr(source, "is_cpu", False)
+    if not tensor.is_cpu:
+        return False
+    if method == kind:  # tensor.cuda()
+        return True
+    target = kwargs.get("device", args[0] if args else None)
+    target = getattr(target, "device", target)  # another tensor
+    target = getattr(target, "type", target)  # a device
+    return isinstance(target, str) and target.split(":")[0] == kind
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """One attribute to wrap, and the phase that is measured when it is in (None: helps another)."""
+
+    module: str
+    attribute: str
+    wrap: Wrap
+    measures: int | None = None
+
+
+def wrap_scaler_step(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    """A GradScaler may skip the optimizer's step; the training step is over all the same."""
+    return wrap_optimizer_step(original, session, optimizer_at=1)
+
+
+PATCHES: tuple[Patch, ...] = (
+    Patch("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__", wrap_next, c.INPUT),
+    Patch("torch.utils.data.dataloader", "DataLoader.__iter__", wrap_iter),
+    Patch("torch.autograd", "backward", wrap_backward, c.BACKWARD),
+    Patch("torch.autograd", "grad", wrap_backward),
+    Patch("torch.optim.optimizer", "Optimizer._patch_step_function", wrap_patch_step_function, c.OPTIMIZER),
+    Patch("torch.optim.optimizer", "Optimizer.zero_grad", _phase(c.OPTIMIZER)),
+    Patch("torch.optim.lr_scheduler", "LRScheduler.step", _phase(c.OPTIMIZER)),
+    Patch("torch.amp.grad_scaler", "GradScaler.step", wrap_scaler_step),
+    Patch("torch.amp.grad_scaler", "GradScaler.unscale_", _phase(c.OPTIMIZER)),
+    Patch("torch.amp.grad_scaler", "GradScaler.update", _phase(c.OPTIMIZER)),
+    Patch("torch.nn.modules.module", "Module.zero_grad", _phase(c.OPTIMIZER)),
+    Patch("torch.nn.utils", "clip_grad_norm_", _phase(c.OPTIMIZER)),
+    Patch("torch.nn.utils", "clip_grad_value_", _phase(c.OPTIMIZER)),
+    Patch("torch", "Tensor.to", wrap_copy_to_device, c.H2D),
+    Patch("torch", "Tensor.cuda", wrap_copy_to_device),
+    Patch("torch", "Tensor.copy_", wrap_copy_to_device),
+    Patch("torch", "save", wrap_save, c.CHECKPOINT),
+    Patch("torch.distributed.checkpoint", "save", wrap_save),
+    Patch("torch.distributed.checkpoint", "async_save", wrap_save),
+    Patch("safetensors.torch", "save_file", wrap_save),
+    Patch("safetensors.torch", "save_model", wrap_save),
+)
+
+
+def put_in(patch: Patch, session: Session) -> None:
+    """Wrap one attribute, once."""
+    owner: Any = sys.modules[patch.module]
+    *path, name = patch.attribute.split(".")
+    for part in path:
+        owner = getattr(owner, part)
+    original = getattr(owner, name)
+    if hasattr(original, ORIGINAL):
+        return
+    own = name in vars(owner)
+    setattr(owner, name, patch.wrap(original, session))
+    session.patched.append((owner, name, original if own else None))
+    if patch.measures is not None:
+        session.measured |= 1 << patch.measures
+
+
+def take_out(session: Session) -> None:
+    """Restore every attribute that still is our wrapper."""
+    for owner, name, original in reversed(session.patched):
+        if not hasattr(vars(owner).get(name), ORIGINAL):
+            continue  # another tool wrapped ours: its chain stays whole
+        if original is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
+    for cls, step in session.wrapped_optimizers:
+        if hasattr(vars(cls).get("step"), ORIGINAL):
+            cls.step = step
+    session.patched.clear()
+    session.wrapped_optimizers.clear()
+
+
+def all_optimizer_classes(base: Any) -> list[Any]:
+    """Classes whose `step` PyTorch has prepared already: optimizers made before we came."""
+    found = [cls for cls in base.__subclasses__() if getattr(cls.step, "hooked", False)]
+    for cls in base.__subclasses__():
+        found += all_optimizer_classes(cls)
+    return found
+

@@ -1,0 +1,501 @@
+"""One training process: when it becomes a rank, where its steps begin and end, what a step's row says."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Final
+
+from traceml.capture import identity
+from traceml.capture.batch import first_array, size_of
+from traceml.capture.device import Device, DeviceClock, TorchDevice
+from traceml.capture.events import EventLog
+from traceml.capture.leader import ENDS_STEP, NOTHING, Leader
+from traceml.capture.switch import (
+    AFTER_VALIDATION,
+    PENDING_EVAL,
+    PENDING_FETCH,
+    SLOTS,
+    Switch,
+    is_wait,
+)
+from traceml.capture.wrap import timed
+from traceml.errors import failsafe, say_once
+from traceml.recording import format as fmt
+from traceml.recording.writer import RecordingWriter
+from traceml.schema import catalog as c
+
+RSS_EVERY_NS: Final = 50_000_000
+DEVICE_MEMORY_EVERY_NS: Final = 50_000_000
+LONG_GC_NS: Final = 20_000_000
+
+
+class Session:
+    """The state of capture in this process. Only the training thread changes it."""
+
+    def __init__(self, torch: Any, run_dir: str | None) -> None:
+        self.torch = torch
+        self.run_dir = run_dir
+        self.switch = Switch()
+        self.measured = 0  # bit a phase whose patches are in
+        self.patched: list[tuple[Any, str, Any]] = []
+        self.wrapped_optimizers: list[tuple[Any, Any]] = []
+        self.settling = False  # still learning which modules to wrap
+        self.on_step: Callable[[], None] = _nothing  # then told of each step
+        self.on_blind_step: Callable[[], None] = _nothing  # told when a step had no forward at all
+        self.begin()
+
+    def begin(self) -> None:
+        """A fresh start: at installation, and again in a forked child, which is its own process."""
+        self.switch = _renewed(self.switch)
+        self.writer: RecordingWriter | None = None
+        self.device: Device | None = None
+        self.device_clock: DeviceClock | None = None
+        self.events = EventLog()
+        self.leader = Leader()
+        self.step = 0
+        self.stepping = False  # a training step is under way or done: before it is start-up
+        self.aborted = False  # an exception left a phase; the next batch drops the step
+        self.block_depth = 0
+        self.blocks = False  # trace_step ends the steps
+        self.end_after_backward = False
+        self.loader_seen = False
+        self.unresolved: list[Any] = []
+        self.candidate: Any = None
+        self.last_input: Any = None
+        self.fetches = self.backwards = self.samples = self.tokens = 0
+        self.input_inferred = False
+        self.gc_ns = self.gc_wait_ns = self.gc_since = 0
+        self.rss_fd = -1
+        self.rss_bytes = 0
+        self.rss_at = self.memory_at = 0
+        self.allocated = self.reserved = 0
+        self.extended: list[int] = []
+        self.user_slots: dict[str, int] = {}
+
+    def adopt_thread(self) -> bool:
+        """Training turns out to run on this thread, not on the one that imported torch."""
+        if self.writer is not None or self.switch.thread == -1 or self.run_dir is None:
+            return False
+        self.switch.thread = threading.get_ident()
+        self.switch.current = c.WAIT_START
+        self.switch.restart(self.switch.clock())
+        return True
+
+    def off(self) -> None:
+        """Stop recording for good; every patch passes straight through from now on."""
+        self.switch.thread = -1
+        if self.writer is not None:
+            self.writer.close(fmt.STATE_LOST)
+
+    # ---- batches -----------------------------------------------------------------------------
+
+    def role_of(self, iterator: Any) -> int:
+        """First fetch of a loader's iterator: evaluation if gradients are off, else not known yet."""
+        if not self.torch.is_grad_enabled():
+            iterator._traceml_role = c.VALIDATION
+            return c.VALIDATION
+        if not self.stepping and iterator is not self.candidate:
+            # Looking at a batch before training is no step: the step starts with what feeds it.
+            self.switch.restart(self.switch.clock())
+            self.unresolved.clear()
+            self.candidate = iterator
+        if iterator not in self.unresolved:
+            self.unresolved.append(iterator)
+        return PENDING_FETCH
+
+    def loader_starts(self) -> None:
+        """`iter(loader)` begins: before training this may be where the first step starts."""
+        if not self.stepping:
+            self.switch.restart(self.switch.clock())
+
+    def loader_started(self, iterator: Any, began: int, ended: int) -> None:
+        """`iter(loader)` returned: worker start-up is input, if this turns out to be training."""
+        if not self.torch.is_grad_enabled():
+            return
+        iterator._traceml_started = (began, ended, getattr(iterator, "_num_workers", 0))
+        if not self.stepping:
+            self.candidate = iterator
+
+    def fetched(self, batch: Any) -> None:
+        """A batch of a loader that is, or may be, the training loader."""
+        self.fetches += 1
+        samples, tokens = size_of(batch)
+        self.samples += samples
+        self.tokens += tokens
+        self.leader.new_batch()
+
+    def _resolve_fetches(self, role: int) -> None:
+        self.switch.move(PENDING_FETCH, role)
+        if self.device_clock is not None:
+            self.device_clock.rename(PENDING_FETCH, role)
+        for iterator in self.unresolved:
+            iterator._traceml_role = role
+            started = iterator.__dict__.pop("_traceml_started", None)
+            if role == c.INPUT and started is not None:
+                began, ended, workers = started
+                self.events.add("epoch_start", self.step + 1, began, ended - began, workers=workers)
+        self.unresolved.clear()
+        if role == c.INPUT:
+            self.loader_seen = True
+        else:
+            self.fetches = self.samples = self.tokens = 0
+
+    # ---- forward, backward -------------------------------------------------------------------
+
+    def forward_slot(self, module: Any, args: Any, kwargs: Any) -> int:
+        """The slot of an outermost module call, decided before it runs."""
+        if not self.torch.is_grad_enabled():
+            if self.unresolved:
+                self._resolve_fetches(c.VALIDATION)
+            return c.VALIDATION
+        if not module.training:
+            return PENDING_EVAL
+        if self.unresolved:
+            self._resolve_fetches(c.INPUT)
+        self._training_begins()
+        if not self.fetches:
+            self._infer_input(args, kwargs)
+        return c.FORWARD
+
+    def _training_begins(self) -> None:
+        if not self.stepping:
+            self.stepping = True
+            self.gc_ns = self.gc_wait_ns = 0
+            if self.candidate is None:
+                self.switch.restart(self.switch.clock())
+
+    def _infer_input(self, args: Any, kwargs: Any) -> None:
+        """No loader in sight: the gap before this forward was input, if the data is new."""
+        if self.loader_seen:
+            return
+        array = first_array(args) if args else None
+        if array is None:
+            array = first_array(kwargs)
+        known = self.last_input() if self.last_input is not None else None
+        shape = getattr(array, "shape", ())
+        if len(shape) and self.switch.current in (c.WAIT_START, c.WAIT_BACKWARD):
+            self.samples += int(shape[0])
+        if array is None or array is known:
+            return
+        self.last_input = weakref.ref(array)
+        place = self.switch.current
+        if known is None and self.step == 0:
+            return
+        if place in (c.WAIT_START, c.WAIT_BACKWARD) and not self.blocks:
+            self.switch.flush(self.switch.clock())
+            self.switch.move(place, c.INPUT)
+            self.input_inferred = True
+
+    def validation_ended(self) -> None:
+        """A validation pass before the first step is start-up, not part of a step."""
+        if not self.stepping:
+            self.candidate = None
+            self.switch.restart(self.switch.clock())
+
+    def backward_begins(self, tensor: Any) -> None:
+        """A backward means training: what was in doubt is input and forward."""
+        if self.unresolved:
+            self._resolve_fetches(c.INPUT)
+        self._training_begins()
+        if self.switch.totals[PENDING_EVAL]:
+            self.switch.move(PENDING_EVAL, c.FORWARD)
+            if self.device_clock is not None:
+                self.device_clock.rename(PENDING_EVAL, c.FORWARD)
+        self.backwards += 1
+        if self.writer is None:
+            self.become_rank(tensor)
+        elif self.device is not None:
+            self._read_device_memory(self.switch.since)
+
+    def backward_ended(self, now: int) -> None:
+        """Optimizers that step inside backward end the step when backward is over."""
+        if self.end_after_backward and is_wait(self.switch.current):
+            self.end_after_backward = False
+            self.end_step(now)
+
+    # ---- the ends of a step ------------------------------------------------------------------
+
+    def optimizer_stepped(self, optimizer: Any, now: int) -> None:
+        """An outermost optimizer step returned."""
+        if self.blocks:
+            return
+        self._training_begins()
+        if not is_wait(self.switch.current):
+            self.end_after_backward = True
+            return
+        verdict = self.leader.stepped(optimizer)
+        if verdict == NOTHING:
+            return
+        self.end_step(now, extend=verdict != ENDS_STEP)
+
+    def block_enters(self) -> None:
+        """`trace_step` opens: an unclaimed gap since the last step was waiting for input."""
+        self.block_depth += 1
+        if self.block_depth > 1:
+            return
+        self.blocks = True
+        now = self.switch.clock()
+        if not self.stepping:
+            self.stepping = True
+            if self.candidate is None:
+                self.switch.restart(now)
+        elif not self.fetches and is_wait(self.switch.current):
+            self.switch.flush(now)
+            self.switch.move(c.WAIT_START, c.INPUT)
+            self.input_inferred = True
+        if self.writer is None:
+            self.become_rank(None)
+
+    def block_exits(self, failed: bool) -> None:
+        """`trace_step` closes: the step is over, or aborted by an exception."""
+        self.block_depth -= 1
+        if self.block_depth:
+            return
+        if failed:
+            self.drop_step()
+        else:
+            self.end_step(self.switch.clock())
+
+    def phase_failed(self) -> None:
+        """An exception left a phase: if the next batch comes, this step never completed."""
+        self.aborted = self.stepping
+
+    def drop_step(self) -> None:
+        """The step will never complete: nothing is published, its time is a gap."""
+        now = self.switch.clock()
+        self.events.add("aborted_step", self.step + 1, now, now - self.switch.begin)
+        self.switch.restart(now)
+        self._reset_counters()
+        if self.device_clock is not None:
+            self.device_clock.drop_step()
+
+    def end_step(self, now: int, extend: bool = False) -> None:
+        """Publish the step that ends at `now`. With `extend` the last row is superseded by a longer one."""
+        if self.writer is None:
+            self.become_rank(None)
+            if self.writer is None:
+                return
+        switch = self.switch
+        switch.flush(now)
+        if self.unresolved:
+            self._resolve_fetches(c.INPUT)
+        totals = switch.totals
+        totals[c.INPUT] += totals[PENDING_FETCH]
+        totals[c.VALIDATION] += totals[PENDING_EVAL]
+        totals[c.WAIT_OTHER] += totals[AFTER_VALIDATION]
+        if now - self.rss_at > RSS_EVERY_NS:
+            self._read_rss(now)
+        row = [
+            switch.begin,
+            now,
+            *totals[: c.RECORDED_SLOTS],
+            self.gc_ns,
+            self.gc_wait_ns,
+            self.rss_bytes,
+            self.allocated,
+            self.reserved,
+            self.samples,
+            self.tokens,
+            self._flags(),
+            self.fetches or self.backwards,
+            switch.switches,
+            0,
+        ]
+        if extend:
+            row = _merged(self.extended, row)
+        else:
+            self.step += 1
+        if self.step == 1:
+            self.extended = row
+        self.writer.append(self.step, *row)
+        if self.device_clock is not None:
+            self.device_clock.end_step(self.step, switch.current)
+        if self.settling:
+            self.on_step()
+        elif not totals[c.FORWARD] and self.step & (self.step - 1) == 0:
+            self.on_blind_step()  # looked for again at steps 4, 8, 16, ...
+        switch.restart(now)
+        self._reset_counters()
+
+    def _flags(self) -> int:
+        return (
+            self.measured
+            | (c.FLAG_INPUT_INFERRED if self.input_inferred else 0)
+            | (c.FLAG_SAMPLES if self.samples else 0)
+            | (c.FLAG_TOKENS if self.tokens else 0)
+            | (c.FLAG_RSS if self.rss_bytes else 0)
+            | (c.FLAG_DEVICE_MEMORY if self.device is not None else 0)
+        )
+
+    def _reset_counters(self) -> None:
+        self.fetches = self.backwards = self.samples = self.tokens = 0
+        self.gc_ns = self.gc_wait_ns = 0
+        self.input_inferred = False
+        self.aborted = False
+
+    # ---- becoming a rank ---------------------------------------------------------------------
+
+    def become_rank(self, tensor: Any) -> None:
+        """The process starts to train: give it a recording. Without a run folder, nothing happens."""
+        if self.run_dir is None:
+            return
+        _open_recording(self, tensor)
+
+    def use_device(self, device: Device, path: str, header: dict[str, Any]) -> None:
+        """Time on this accelerator too: its rows go to a recording of their own."""
+        self.device = device
+        publish = RecordingWriter(path, c.DEVICE_COLUMNS, header).append
+        self.device_clock = DeviceClock(device, publish)
+        self.switch.mark = self.device_clock.mark
+
+    def _read_rss(self, now: int) -> None:
+        self.rss_at = now
+        if self.rss_fd < 0:
+            return
+        resident = os.pread(self.rss_fd, 64, 0).split(b" ", 2)[1]
+        self.rss_bytes = int(resident) * _PAGE
+
+    def _read_device_memory(self, now: int) -> None:
+        if self.device is not None and now - self.memory_at > DEVICE_MEMORY_EVERY_NS:
+            self.memory_at = now
+            self.allocated, self.reserved = self.device.memory()
+
+    # ---- garbage collection, user phases, the end --------------------------------------------
+
+    def on_gc(self, when: str, _info: dict[str, int]) -> None:
+        """Python's collector starts or stops; only what stops the training thread counts."""
+        if threading.get_ident() != self.switch.thread:
+            return
+        now = self.switch.clock()
+        if when == "start":
+            self.gc_since = now
+            return
+        pause = now - self.gc_since
+        self.gc_ns += pause
+        if is_wait(self.switch.current):
+            self.gc_wait_ns += pause
+        if pause > LONG_GC_NS:
+            self.events.add("gc", self.step + 1, self.gc_since, pause)
+
+    def user_slot(self, name: str) -> int:
+        """The slot of a user's phase name; names beyond the slots share the last one."""
+        slot = self.user_slots.get(name)
+        if slot is None:
+            used = len(set(self.user_slots.values()))
+            slot = c.FIRST_USER + min(used, c.USER_SLOTS - 1)
+            self.user_slots[name] = slot
+            if self.writer is not None:
+                self._write_user_name(name, slot)
+        return slot
+
+    def _write_user_name(self, name: str, slot: int) -> None:
+        index = slot - c.FIRST_USER
+        shared = index == c.USER_SLOTS - 1 and len(self.user_slots) > c.USER_SLOTS
+        if self.writer is not None:
+            self.writer.set_name(index, "other phases" if shared else name)
+
+    @failsafe("closing the recording", None)
+    def close(self) -> None:
+        """At interpreter exit: take what the device has ready, note a fatal error, mark the end."""
+        if self.writer is None:
+            return
+        error = getattr(sys, "last_value", None)
+        if error is not None and not isinstance(error, SystemExit):
+            text = f"{type(error).__name__}: {error}"[:500]
+            self.events.add("error", self.step + 1, time.perf_counter_ns(), message=text)
+        if self.device_clock is not None:
+            self.device_clock.poll()
+        self.writer.close()
+
+
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+
+def _renewed(old: Switch) -> Switch:
+    """Reset in place: the patches hold on to this object."""
+    old.__init__()  # type: ignore[misc]
+    old.thread = threading.get_ident()
+    return old
+
+
+def _merged(first: list[int], more: list[int]) -> list[int]:
+    """Two consecutive stretches of one step as one row: times add up, states are the later ones."""
+    latest = {
+        i for i, (name, _) in enumerate(c.STEP_COLUMNS[1:]) if name.endswith("_bytes")
+    }
+    flags = next(i for i, (name, _) in enumerate(c.STEP_COLUMNS[1:]) if name == "flags")
+    row = [b if i in latest else a + b for i, (a, b) in enumerate(zip(first, more, strict=True))]
+    row[0], row[1], row[flags] = first[0], more[1], first[flags] | more[flags]
+    return row
+
+
+def _switch_cost_ns() -> tuple[int, int]:
+    """What one phase switch and one row cost here, measured on scratch objects."""
+    scratch, pack = Switch(), fmt.row_struct(c.STEP_COLUMNS)
+    scratch.thread = threading.get_ident()
+    buffer, values = bytearray(pack.size), [1] * len(c.STEP_COLUMNS)
+    wrapped = timed(_nothing, scratch, c.FORWARD)
+    switch_ns = _fastest_ns(wrapped)
+    # Packing is about a third of what ending a step costs (list, counters, sequence number).
+    row_ns = 3 * _fastest_ns(lambda: pack.pack_into(buffer, 0, *values))
+    return switch_ns, row_ns
+
+
+def _fastest_ns(function: Callable[[], object], rounds: int = 20, batches: int = 5) -> int:
+    """Cost of one call when nothing disturbs it: the best of several batches."""
+    best = 1 << 60
+    for _ in range(batches):
+        began = time.perf_counter_ns()
+        for _ in range(rounds):
+            function()
+        best = min(best, time.perf_counter_ns() - began)
+    return best // rounds
+
+
+def _nothing() -> None:
+    """Something to wrap."""
+
+
+def _open_recording(session: Session, tensor: Any) -> None:
+    torch = session.torch
+    session.switch.thread = threading.get_ident()
+    who = identity.identify(torch)
+    switch_ns, row_ns = _switch_cost_ns()
+    kind = getattr(getattr(tensor, "device", None), "type", "cpu")
+    header = {
+        "kind": "steps",
+        "identity": who,
+        "process": identity.describe_process(torch),
+        "device": {"type": kind},
+        "overhead": {"switch_ns": switch_ns, "row_ns": row_ns},
+        "slots": SLOTS,
+    }
+    stem = os.path.join(session.run_dir or "", "recording", f"rank-{who['rank']}.{os.getpid()}")
+    device = None
+    if kind not in ("cpu", "meta"):
+        device = TorchDevice(torch, kind, tensor.device.index or 0)
+        header["device"] = {
+            "type": kind,
+            "name": device.name,
+            "capacity_bytes": device.capacity_bytes(),
+        }
+    else:
+        session.measured &= ~(1 << c.H2D)  # no device to copy to: not measured, not 0
+    if who["world_size"] == 1:
+        session.measured &= ~(1 << c.SYNC)
+    session.writer = RecordingWriter(stem + ".steps", c.STEP_COLUMNS, header)
+    session.switch.live, session.switch.live_at = session.writer.live, fmt.LIVE_PHASE  # type: ignore[assignment]
+    if device is not None:
+        session.use_device(device, stem + ".device", {**header, "kind": "device"})
+    session.events.open(stem + ".events.jsonl")
+    try:
+        session.rss_fd = os.open("/proc/self/statm", os.O_RDONLY)
+    except OSError:
+        say_once("no /proc here: memory per step is not recorded")
+    for name, slot in session.user_slots.items():
+        session._write_user_name(name, slot)

@@ -1,0 +1,1 @@
+"""The monitor's side of recording: run folder, launching, tailing, gauges."""

@@ -1,0 +1,43 @@
+"""Layout of a recording file, shared by writer and reader. Standard library only.
+
+    0      magic, version, sizes, then the immutable header as JSON (columns, identity, clock anchor)
+    4096   live area: current phase, state, user phase names; overwritten in place
+    8192   rows: the columns, then a sequence number (1, 2, 3, ...) that is written last
+
+A row whose sequence number is not the expected one was never published: the readable rows are always
+a prefix. Rows are padded to a power of two so that none crosses a page and a chunk holds whole rows.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+MAGIC: Final = b"TRACEML\x00"
+VERSION: Final = 1
+PREFIX: Final = struct.Struct("<8sIIII")  # magic, version, header size, row size, JSON length
+LIVE_OFFSET: Final = 4096
+HEADER_SIZE: Final = 8192
+SEQUENCE: Final = struct.Struct("<q")
+
+LIVE_PHASE: Final = LIVE_OFFSET
+LIVE_STATE: Final = LIVE_OFFSET + 1
+LIVE_NAMES: Final = LIVE_OFFSET + 64
+NAME_BYTES: Final = 64
+
+STATE_RUNNING: Final = 0
+STATE_CLOSED: Final = 1
+STATE_LOST: Final = 2  # the writer had to stop (disk full): later steps are missing
+
+
+def row_struct(columns: tuple[tuple[str, str], ...]) -> struct.Struct:
+    """The packed body of a row, without its sequence number."""
+    return struct.Struct("<" + "".join(code for _, code in columns))
+
+
+def padded_row_size(body_bytes: int) -> int:
+    """Body plus sequence number, rounded up to a power of two."""
+    size = 16
+    while size < body_bytes + SEQUENCE.size:
+        size *= 2
+    return size

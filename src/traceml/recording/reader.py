@@ -1,0 +1,104 @@
+"""Reads recordings as NumPy views: no parsing, no copy, any kill point leaves a readable prefix."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traceml.errors import TraceMLError
+from traceml.recording import format as fmt
+
+_NUMPY_CODES = {"q": "<i8", "d": "<f8", "I": "<u4"}
+
+
+class UnreadableRecording(TraceMLError):
+    """Not a recording, of a newer format, or never finished its header."""
+
+
+class RecordingReader:
+    """One recording file; `rows()` gives everything published so far."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._known = 0
+        with path.open("rb") as file:
+            head = file.read(fmt.HEADER_SIZE)
+        self.header, self._row_size = _parse_header(path, head)
+        self._dtype = _row_dtype(path, self.header, self._row_size)
+
+    def rows(self) -> NDArray[np.void]:
+        """The published rows, as a structured array over the mapped file."""
+        size = os.path.getsize(self.path)
+        capacity = (size - fmt.HEADER_SIZE) // self._row_size
+        if capacity <= 0:
+            return np.zeros(0, dtype=self._dtype)
+        with self.path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        every = np.frombuffer(mapped, self._dtype, count=capacity, offset=fmt.HEADER_SIZE)
+        # Published rows are a prefix: look only at what came since the last call.
+        sequence = every["sequence"][self._known :]
+        expected = np.arange(self._known + 1, capacity + 1)
+        missing = np.flatnonzero(sequence != expected)
+        self._known = self._known + int(missing[0]) if len(missing) else capacity
+        return every[: self._known]
+
+    def live(self) -> tuple[int, int]:
+        """(current phase, writer's state) as the process last wrote them."""
+        with self.path.open("rb") as file:
+            file.seek(fmt.LIVE_PHASE)
+            data = file.read(2)
+        return (data[0], data[1]) if len(data) == 2 else (0, 0)
+
+    def user_names(self, slots: int) -> list[str | None]:
+        """Names of the user columns, None where unused."""
+        with self.path.open("rb") as file:
+            file.seek(fmt.LIVE_NAMES)
+            data = file.read(slots * fmt.NAME_BYTES)
+        cut = [data[i * fmt.NAME_BYTES : (i + 1) * fmt.NAME_BYTES] for i in range(slots)]
+        return [c.split(b"\0")[0].decode(errors="replace") or None for c in cut]
+
+
+def _parse_header(path: Path, head: bytes) -> tuple[dict[str, Any], int]:
+    if len(head) < fmt.HEADER_SIZE:
+        raise UnreadableRecording(f"{path}: too short to be a recording")
+    magic, version, header_size, row_size, length = fmt.PREFIX.unpack_from(head)
+    if magic != fmt.MAGIC:
+        raise UnreadableRecording(f"{path}: not a TraceML recording")
+    if version != fmt.VERSION or header_size != fmt.HEADER_SIZE:
+        raise UnreadableRecording(f"{path}: format version {version}, this TraceML reads {fmt.VERSION}")
+    if not 16 <= row_size <= 4096 or length > fmt.LIVE_OFFSET - fmt.PREFIX.size:
+        raise UnreadableRecording(f"{path}: damaged header")
+    try:
+        header = json.loads(head[fmt.PREFIX.size : fmt.PREFIX.size + length])
+    except ValueError as problem:
+        raise UnreadableRecording(f"{path}: damaged header") from problem
+    if not isinstance(header, dict):
+        raise UnreadableRecording(f"{path}: damaged header")
+    return header, row_size
+
+
+def _row_dtype(path: Path, header: dict[str, Any], row_size: int) -> np.dtype[np.void]:
+    names, formats, offsets, at = [], [], [], 0
+    try:
+        for name, code in header["columns"]:
+            kind = np.dtype(_NUMPY_CODES[code])
+            names.append(str(name))
+            formats.append(kind)
+            offsets.append(at)
+            at += kind.itemsize
+    except (KeyError, TypeError, ValueError) as problem:
+        raise UnreadableRecording(f"{path}: damaged column list") from problem
+    names.append("sequence")
+    formats.append(np.dtype("<i8"))
+    offsets.append(row_size - 8)
+    if at > row_size - 8 or len(set(names)) != len(names):
+        raise UnreadableRecording(f"{path}: damaged column list")
+    return np.dtype(
+        {"names": names, "formats": formats, "offsets": offsets, "itemsize": row_size}
+    )

@@ -1,0 +1,117 @@
+"""Appends rows through `mmap`. Standard library only: this runs inside the training process.
+
+Blocks are reserved before they are mapped, because writing to an unreserved page of a full disk would
+kill the process with SIGBUS. When that fails the writer stops, says so once, and training goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from typing import Any
+
+from traceml.recording import format as fmt
+
+CHUNK_BYTES = 256 * 1024
+
+
+def reserve(fd: int, offset: int, length: int) -> None:
+    """Make sure that these bytes exist on disk; raises OSError when they cannot."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, offset, length)
+        return
+    os.lseek(fd, offset, os.SEEK_SET)
+    os.write(fd, bytes(length))
+
+
+class RecordingWriter:
+    """One file of rows with fixed columns."""
+
+    __slots__ = (
+        "_body",
+        "_end",
+        "_fd",
+        "_header",
+        "_map",
+        "_next_chunk",
+        "_offset",
+        "_row_size",
+        "_sequence_at",
+        "count",
+        "failed",
+        "path",
+    )
+
+    def __init__(
+        self, path: str, columns: tuple[tuple[str, str], ...], header: dict[str, Any]
+    ) -> None:
+        self.path = path
+        self.count = 0
+        self.failed = False
+        self._body = fmt.row_struct(columns)
+        self._row_size = fmt.padded_row_size(self._body.size)
+        self._sequence_at = self._row_size - fmt.SEQUENCE.size
+        self._next_chunk = fmt.HEADER_SIZE
+        self._offset = self._end = 0
+        text = json.dumps({**header, "columns": [list(c) for c in columns]}).encode()
+        if len(text) > fmt.LIVE_OFFSET - fmt.PREFIX.size:
+            raise ValueError(f"recording header of {len(text)} bytes does not fit")
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
+        self._fd = os.open(path, flags, 0o644)
+        reserve(self._fd, 0, fmt.HEADER_SIZE)
+        self._header = mmap.mmap(self._fd, fmt.HEADER_SIZE)
+        self._map = self._header
+        self._header[fmt.PREFIX.size : fmt.PREFIX.size + len(text)] = text
+        # The magic goes last: a header without it was never finished and is not read.
+        fmt.PREFIX.pack_into(
+            self._header, 0, b"", fmt.VERSION, fmt.HEADER_SIZE, self._row_size, len(text)
+        )
+        self._header[0 : len(fmt.MAGIC)] = fmt.MAGIC
+        self._grow()
+
+    @property
+    def live(self) -> mmap.mmap:
+        """The header's mapping, for the bytes of the live area."""
+        return self._header
+
+    def append(self, *values: float) -> None:
+        """Publish one row: body first, sequence number last."""
+        offset = self._offset
+        if offset == self._end:
+            if self.failed or not self._grow():
+                return
+            offset = self._offset
+        self._body.pack_into(self._map, offset, *values)
+        self.count += 1
+        fmt.SEQUENCE.pack_into(self._map, offset + self._sequence_at, self.count)
+        self._offset = offset + self._row_size
+
+    def set_name(self, slot: int, name: str) -> None:
+        """Name a user column; shown by readers, cut to what fits."""
+        data = name.encode()[: fmt.NAME_BYTES - 1].decode(errors="ignore").encode()
+        start = fmt.LIVE_NAMES + slot * fmt.NAME_BYTES
+        self._header[start : start + len(data)] = data
+
+    def set_state(self, state: int) -> None:
+        """Say how the writer ended."""
+        self._header[fmt.LIVE_STATE] = state
+
+    def close(self, state: int = fmt.STATE_CLOSED) -> None:
+        """Mark the end. The mappings go with the process: others may still hold views."""
+        if not self.failed:
+            self.set_state(state)
+
+    def _grow(self) -> bool:
+        """Reserve and map the next chunk; False (once, with the state set) when the disk is full."""
+        try:
+            reserve(self._fd, self._next_chunk, CHUNK_BYTES)
+            chunk = mmap.mmap(self._fd, CHUNK_BYTES, offset=self._next_chunk)
+        except OSError:
+            self.failed = True
+            self.set_state(fmt.STATE_LOST)
+            raise
+        self._map = chunk
+        self._offset, self._end = 0, CHUNK_BYTES
+        self._next_chunk += CHUNK_BYTES
+        return True

@@ -1,0 +1,153 @@
+"""Every phase, column and metric, once. Writers, readers, rules and presenters loop over these rows.
+
+No other module spells a phase's key as a literal to decide what to record or to show; rules name the
+phases they are about through the constants below.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+USER_SLOTS: Final = 7
+"""How many differently named `traceml.phase(...)` a rank can record; later names share the last slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One thing that the training thread can be doing."""
+
+    key: str
+    label: str
+    group: str  # input | transfer | compute | sync | other
+    help: str
+
+
+PHASES: Final[tuple[Phase, ...]] = (
+    Phase("input", "Input", "input", "waiting for the next batch of the training loader"),
+    Phase("h2d", "H2D copy", "transfer", "host-to-device copies of data"),
+    Phase("forward", "Forward", "compute", "outermost module call with gradients on, loss included"),
+    Phase("backward", "Backward", "compute", "local gradient work"),
+    Phase("sync", "Sync", "sync", "waiting for other ranks and exposed gradient transfer"),
+    Phase("optimizer", "Optimizer", "compute", "optimizer step, zero_grad, clipping, scheduler"),
+    Phase("validation", "Validation", "other", "evaluation forward passes and their batches"),
+    Phase("checkpoint", "Checkpoint", "other", "torch.save and other checkpoint writing"),
+)
+INPUT, H2D, FORWARD, BACKWARD, SYNC, OPTIMIZER, VALIDATION, CHECKPOINT = range(len(PHASES))
+COMPUTE_PHASES: Final = tuple(i for i, p in enumerate(PHASES) if p.group == "compute")
+
+FIRST_USER: Final = len(PHASES)
+FIRST_WAIT: Final = FIRST_USER + USER_SLOTS
+
+
+@dataclass(frozen=True, slots=True)
+class WaitPlace:
+    """Where in the step unattributed time sits: `wait` is the sum of these."""
+
+    key: str
+    where: str
+
+
+WAIT_PLACES: Final[tuple[WaitPlace, ...]] = (
+    WaitPlace("wait_start", "after the optimizer step, before anything else of the next step"),
+    WaitPlace("wait_input", "between fetching the batch and the forward pass"),
+    WaitPlace("wait_forward", "after the forward pass"),
+    WaitPlace("wait_backward", "between the backward pass and the optimizer step"),
+    WaitPlace("wait_other", "around validation, checkpoints or user phases"),
+)
+WAIT_START, WAIT_INPUT, WAIT_FORWARD, WAIT_BACKWARD, WAIT_OTHER = range(
+    FIRST_WAIT, FIRST_WAIT + len(WAIT_PLACES)
+)
+RECORDED_SLOTS: Final = FIRST_WAIT + len(WAIT_PLACES)
+"""Slots of the phase switch that a step row holds: phases, user phases, wait places."""
+
+FLAG_INPUT_INFERRED: Final = 1 << 16
+FLAG_SAMPLES: Final = 1 << 17
+FLAG_TOKENS: Final = 1 << 18
+FLAG_RSS: Final = 1 << 19
+FLAG_DEVICE_MEMORY: Final = 1 << 20
+"""Bits 0..15 of a row's `flags` say which phases were measured; these say the rest."""
+
+STEP_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
+    ("step", "q"),
+    ("begin_ns", "q"),
+    ("end_ns", "q"),
+    *((p.key, "q") for p in PHASES),
+    *((f"user{i}", "q") for i in range(USER_SLOTS)),
+    *((w.key, "q") for w in WAIT_PLACES),
+    ("gc_ns", "q"),
+    ("gc_wait_ns", "q"),
+    ("rss_bytes", "q"),
+    ("peak_allocated_bytes", "q"),
+    ("peak_reserved_bytes", "q"),
+    ("samples", "I"),
+    ("tokens", "I"),
+    ("flags", "I"),
+    ("micro_batches", "I"),
+    ("switches", "I"),
+    ("spare", "I"),
+)
+DEVICE_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
+    ("step", "q"),
+    *((p.key, "q") for p in PHASES),
+    *((f"user{i}", "q") for i in range(USER_SLOTS)),
+    ("wait", "q"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One number of the summary: what it is called, in which unit, what it means."""
+
+    key: str
+    label: str
+    unit: str  # ms | bytes | percent | per_s | c | w | count
+    section: str
+    help: str
+
+
+STEP_TIME_METRICS: Final[tuple[Metric, ...]] = (
+    Metric("step_ms", "Step", "ms", "step_time", "end of the previous step to the end of this one"),
+    *(Metric(f"{p.key}_ms", p.label, "ms", "step_time", p.help) for p in PHASES),
+    Metric("wait_ms", "Wait*", "ms", "step_time", "the rest: step minus every phase"),
+    Metric("compute_ms", "Compute", "ms", "step_time", "forward + backward + optimizer"),
+    Metric("gc_ms", "GC", "ms", "step_time", "Python garbage collection, inside other phases"),
+    Metric("samples_per_s", "Samples/s", "per_s", "step_time", "samples per second of step time"),
+    Metric("tokens_per_s", "Tokens/s", "per_s", "step_time", "tokens per second of step time"),
+)
+STEP_MEMORY_METRICS: Final[tuple[Metric, ...]] = (
+    Metric("peak_allocated_bytes", "Peak allocated", "bytes", "step_memory", "device memory in use"),
+    Metric("peak_reserved_bytes", "Peak reserved", "bytes", "step_memory", "device memory held"),
+    Metric("rss_bytes", "RSS", "bytes", "step_memory", "resident memory of the process"),
+)
+SYSTEM_METRICS: Final[tuple[Metric, ...]] = (
+    Metric("cpu_percent", "CPU", "percent", "system", "share of all cores in use"),
+    Metric("ram_bytes", "RAM", "bytes", "system", "memory in use"),
+    Metric("ram_percent", "RAM share", "percent", "system", "memory in use, of all"),
+    Metric("cpu_throttled_percent", "Throttled", "percent", "system", "time the CPU quota stopped us"),
+    Metric("gpu_util_percent", "GPU util", "percent", "system", "mean over the job's GPUs"),
+    Metric("gpu_util_spread_percent", "GPU spread", "percent", "system", "busiest minus idlest GPU"),
+    Metric("gpu_mem_bytes", "GPU mem", "bytes", "system", "fullest of the job's GPUs"),
+    Metric("gpu_mem_percent", "GPU mem share", "percent", "system", "fullest of the job's GPUs"),
+    Metric("gpu_temp_c", "GPU temp", "c", "system", "hottest of the job's GPUs"),
+    Metric("gpu_power_w", "GPU power", "w", "system", "sum over the job's GPUs"),
+    Metric("gpu_power_percent", "GPU power share", "percent", "system", "worst GPU, of its limit"),
+)
+PROCESS_METRICS: Final[tuple[Metric, ...]] = (
+    Metric("cpu_percent", "CPU", "percent", "process", "100 % is one core; loader workers included"),
+    Metric("rss_bytes", "RSS", "bytes", "process", "resident memory of the rank"),
+    Metric("gpu_mem_used_bytes", "GPU used", "bytes", "process", "device memory of the process"),
+    Metric("gpu_mem_reserved_bytes", "GPU reserved", "bytes", "process", "held by the allocator"),
+)
+METRICS: Final = STEP_TIME_METRICS + STEP_MEMORY_METRICS + SYSTEM_METRICS + PROCESS_METRICS
+
+SYSTEM_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
+    ("time_ns", "q"),
+    *((m.key, "d") for m in SYSTEM_METRICS),
+)
+PROCESS_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
+    ("time_ns", "q"),
+    ("pid", "q"),
+    *((m.key, "d") for m in PROCESS_METRICS[:3]),
+)
+"""`gpu_mem_reserved_bytes` comes from the rank's own rows: only its allocator knows."""

@@ -1,0 +1,83 @@
+"""Numbers as people read them. The only place where a share becomes a percentage."""
+
+from __future__ import annotations
+
+MISSING = "n/a"
+
+
+def ms(value: float | None) -> str:
+    """A duration given in milliseconds."""
+    if value is None:
+        return MISSING
+    size = abs(value)
+    if size >= 60_000:
+        return f"{value / 60_000:.1f} min"
+    if size >= 10_000:
+        return f"{value / 1000:.1f} s"
+    if size >= 10 or size == 0:
+        return f"{value:.1f} ms"
+    if size >= 0.1:
+        return f"{value:.2f} ms"
+    return f"{value * 1000:.1f} µs"
+
+
+def share(value: float | None) -> str:
+    """0..1 as a percentage."""
+    return MISSING if value is None else f"{100 * value:.1f} %"
+
+
+def percent(value: float | None) -> str:
+    """What is a percentage by nature."""
+    return MISSING if value is None else f"{value:.1f} %"
+
+
+def size(value: float | None) -> str:
+    """Bytes."""
+    if value is None:
+        return MISSING
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(value) >= factor:
+            return f"{value / factor:.2f} {unit}" if factor >= 1e9 else f"{value / factor:.1f} {unit}"
+    return f"{value:.0f} B"
+
+
+def count(value: float | None) -> str:
+    """A whole number with separators."""
+    return MISSING if value is None else f"{value:,.0f}"
+
+
+def rate(value: float | None) -> str:
+    """Something a second."""
+    if value is None:
+        return MISSING
+    return f"{value:,.0f}/s" if value >= 100 else f"{value:.1f}/s"
+
+
+def seconds(value: float | None) -> str:
+    """A duration given in seconds."""
+    return MISSING if value is None else ms(value * 1000) if value < 10 else _clock(value)
+
+
+def _clock(value: float) -> str:
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def factor(value: float | None) -> str:
+    """How many times as fast."""
+    return MISSING if value is None else f"{value:.2f}x"
+
+
+BY_UNIT = {
+    "ms": ms,
+    "bytes": size,
+    "percent": percent,
+    "per_s": rate,
+    "c": lambda v: MISSING if v is None else f"{v:.0f} °C",
+    "w": lambda v: MISSING if v is None else f"{v:.0f} W",
+    "count": count,
+}
+"""How a metric's unit is shown."""

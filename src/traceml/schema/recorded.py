@@ -1,0 +1,47 @@
+"""What a run recorded, as the analysis sees it: rows in memory, no files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecording:
+    """One training process: who it is, its step rows, what it was doing when last seen."""
+
+    header: dict[str, Any]
+    rows: NDArray[np.void]
+    device_rows: NDArray[np.void] | None = None
+    user_names: list[str | None] = field(default_factory=list)
+    live_phase: int = 0
+    lost_rows: bool = False
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        found = self.header.get("identity")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def rank(self) -> int:
+        return int(self.identity.get("rank", 0))
+
+    @property
+    def pid(self) -> int:
+        return int(self.identity.get("pid", 0))
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecording:
+    """What the analysis starts from."""
+
+    ranks: list[RankRecording]
+    system_rows: NDArray[np.void] | None = None
+    process_rows: NDArray[np.void] | None = None
+    seen: frozenset[str] = frozenset()
+    problems: list[str] = field(default_factory=list)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,11 +70,19 @@ def _rate(amount: Floats, seconds: Floats) -> Floats:
 
 def step_time_metrics(window: Window) -> dict[str, MetricStat]:
     """`step_time.metrics`."""
-    rates = ("samples_per_s", "tokens_per_s")
-    return {
-        key: stat(window.ranks, values, smaller_is_worse=key in rates)
-        for key, values in step_time_values(window).items()
-    }
+    found = {}
+    for key, values in step_time_values(window).items():
+        if key.endswith("_per_s"):
+            found[key] = stat(window.ranks, values, smaller_is_worse=True)
+        else:
+            found[key] = replace(stat(window.ranks, values), share=_share(window, values))
+    return found
+
+
+def _share(window: Window, values_ms: Floats) -> float | None:
+    if not window.count or np.isnan(values_ms).any():
+        return None
+    return float(np.median(values_ms.sum(axis=1) * 1e6 / window.step_ns.sum(axis=1)))
 
 
 def rank_means(ranks: tuple[int, ...], values: dict[str, Floats]) -> dict[int, dict[str, float | None]]:

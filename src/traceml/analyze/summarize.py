@@ -440,6 +440,7 @@ def _rank_environment(ranks: dict[int, RankRecording], window: Window) -> dict[s
         "python": process.get("python"),
         "torch": process.get("torch"),
         "torch_threads": process.get("threads"),
+        "packages": process.get("packages"),
         "device": device.get("type"),
         "device_name": device.get("name"),
         "device_memory_bytes": device.get("capacity_bytes"),

@@ -39,6 +39,15 @@ def identify(torch: Any) -> dict[str, Any]:
     }
 
 
+_PACKAGES = ("transformers", "lightning", "pytorch_lightning", "accelerate", "deepspeed", "numpy")
+
+
+def _packages() -> dict[str, str]:
+    """Versions of what matters among the packages that are loaded anyway."""
+    loaded = ((name, sys.modules.get(name)) for name in _PACKAGES)
+    return {n: str(getattr(m, "__version__", "")) for n, m in loaded if m is not None}
+
+
 def describe_process(torch: Any) -> dict[str, Any]:
     """Versions and the clock anchor that ties this process's clock to the wall clock."""
     return {
@@ -46,6 +55,7 @@ def describe_process(torch: Any) -> dict[str, Any]:
         "executable": sys.executable,
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
+        "packages": _packages(),
         "wall_ns": time.time_ns(),
         "clock_ns": time.perf_counter_ns(),
     }

@@ -60,6 +60,7 @@ class MetricStat:
     p5: float | None = None
     p95: float | None = None
     skew: float | None = None
+    share: float | None = None  # of step time: median of per-rank shares
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,60 @@
+"""From a run folder to its Summary, and from the Summary to the files. Shared by the commands."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from traceml.analyze.summarize import summarize
+from traceml.collect.rundir import SUMMARY_JSON, SUMMARY_TEXT, write_atomic, write_manifest
+from traceml.collect.tail import Tail
+from traceml.present.text import render
+from traceml.schema.facts import RunFacts
+from traceml.schema.summary import Summary
+
+
+def build(folder: Path, manifest: dict[str, Any], final: bool) -> Summary:
+    """The summary of everything recorded in this folder so far."""
+    recording = Tail(folder).read()
+    facts = facts_of(manifest)
+    if facts.end_ns is None:
+        ends = [int(r.rows["end_ns"][-1]) for r in recording.ranks if len(r.rows)]
+        end = max(ends, default=None) if final else time.perf_counter_ns()
+        facts = msgspec.structs.replace(facts, end_ns=end) if False else _with_end(facts, end)
+    return summarize(recording, facts, final)
+
+
+def _with_end(facts: RunFacts, end_ns: int | None) -> RunFacts:
+    from dataclasses import replace
+
+    return replace(facts, end_ns=end_ns)
+
+
+def facts_of(manifest: dict[str, Any]) -> RunFacts:
+    """The manifest's fields, as far as they are there and of the right type."""
+    known = {f: manifest[f] for f in RunFacts.__dataclass_fields__ if manifest.get(f) is not None}
+    try:
+        return msgspec.convert({"name": "?", **known}, RunFacts)
+    except msgspec.ValidationError:
+        return RunFacts(name=str(manifest.get("name", "?")))
+
+
+def encode(summary: Summary) -> bytes:
+    """final_summary.json."""
+    return msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"
+
+
+def encode_answer(summary: Summary) -> bytes:
+    """What a waiting `traceml.final_summary()` gets."""
+    return msgspec.json.encode({"summary": summary, "text": render(summary)})
+
+
+def write(folder: Path, summary: Summary, text: str, manifest: dict[str, Any]) -> None:
+    """The files of an ended run."""
+    write_atomic(folder / SUMMARY_JSON, encode(summary))
+    write_atomic(folder / SUMMARY_TEXT, text.encode())
+    files = {"recording": "recording", "summary": SUMMARY_JSON, "text": SUMMARY_TEXT}
+    write_manifest(folder, {**manifest, "files": files})

@@ -1,0 +1,93 @@
+"""`traceml run`: start the command with capture injected, watch it, end with the verdict."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from traceml.cli.arguments import parse
+from traceml.cli.config import read_file_settings
+from traceml.collect import launch, monitor, rundir
+from traceml.collect.child import Child, end_like
+from traceml.collect.surroundings import Surroundings
+from traceml.errors import CommandError, failsafe
+from traceml.settings import SETTINGS, is_disabled, resolve
+
+
+def main(words: list[str]) -> int:
+    """Run the command; the exit code is the command's own."""
+    parsed = parse(words)
+    if parsed.help:
+        sys.stdout.write(usage())
+        return 0
+    if parsed.target is None:
+        raise CommandError("give a script, `-m module` or a command: traceml run train.py")
+    command = launch.python_command(parsed.target, parsed.arguments, parsed.is_module)
+    file_values, file_name = read_file_settings(Path.cwd())
+    settings = resolve(parsed.flags, file_values, file_name)
+    if parsed.disabled or is_disabled(os.environ):
+        native = {**launch.native_environment(os.environ), "TRACEML_DISABLED": "1"}
+        os.execvpe(command[0], command, native)
+    named = [parsed.target.rpartition(".")[2] if parsed.is_module else parsed.target]
+    folder = rundir.create(settings.logs_dir, settings.run_name, named, settings.overwrite)
+    environment = launch.injected_environment(os.environ, folder)
+    try:
+        child = Child(command, environment)
+    except OSError as problem:
+        rundir.shutil.rmtree(folder, ignore_errors=True)
+        raise CommandError(f"{command[0]}: cannot be started ({problem.strerror})") from None
+    surroundings = Surroundings(Path.cwd())
+    manifest = monitor.begin_manifest(folder, command, settings.mode, surroundings.facts)
+    watcher = monitor.Monitor(folder, settings.interval, answer, environment)
+    code = watcher.watch(child.wait)
+    manifest["environment"] = surroundings.facts
+    finish(folder, monitor.end_manifest(folder, manifest, code, child.signals), settings.quiet)
+    return end_like(code)
+
+
+def answer(folder: Path, path: Path) -> None:
+    """Give a waiting `traceml.final_summary()` the summary of everything so far."""
+    from traceml.cli.result import build, encode_answer
+
+    rundir.write_atomic(path, encode_answer(build(folder, rundir.read_manifest(folder), final=False)))
+
+
+@failsafe("writing the summary", None)
+def finish(folder: Path, manifest: dict[str, Any], quiet: bool) -> None:
+    """Make the summary of an ended run, write it, print it to standard error."""
+    from traceml.cli.result import build, write
+    from traceml.present.text import render
+
+    summary = build(folder, manifest, final=True)
+    text = render(summary)
+    if not quiet:
+        sys.stderr.write(f"\n{text}")
+    write(folder, summary, text, manifest)
+    if not quiet:
+        sys.stderr.write(f"Summary: {_short(folder / rundir.SUMMARY_JSON)} and .txt\n")
+    sys.stderr.flush()
+
+
+def _short(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def usage() -> str:
+    """`traceml run --help`."""
+    rows = "\n".join(
+        f"  {s.flag + ('' if s.is_switch else ' VALUE'):<22}{s.help}" for s in SETTINGS
+    )
+    return (
+        "usage: traceml run [flags] train.py [flags] [--args|--] [the script's arguments]\n"
+        "       traceml run [flags] -m package.module [flags] [--args|--] [arguments]\n"
+        "       traceml run [flags] command [its arguments]\n\n"
+        "Runs the command untouched and ends with a diagnosis in <logs-dir>/<run-name>/.\n\n"
+        f"flags:\n{rows}\n"
+        "  --disable-traceml     start the command natively: nothing imported, nothing wrapped\n\n"
+        "Each flag is also a TRACEML_* variable and a key of traceml.yaml or [tool.traceml].\n"
+    )

@@ -1,0 +1,74 @@
+"""`traceml view`: print a summary again; for a run folder without one, rebuild it from the recording."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+
+from traceml.cli.result import build, encode, write
+from traceml.collect.monitor import recovered_manifest
+from traceml.collect.rundir import RECORDING, SUMMARY_JSON, is_alive
+from traceml.errors import CommandError, say
+from traceml.present.text import render
+from traceml.schema.summary import Summary
+
+MOST_BYTES = 256 * 1024 * 1024
+
+
+def main(words: list[str]) -> int:
+    """Print the text, or with --json the summary itself, to standard output."""
+    parser = argparse.ArgumentParser(prog="traceml view", description=__doc__)
+    parser.add_argument("path", help="final_summary.json, a run folder, or a run name under logs/")
+    parser.add_argument("--json", action="store_true", help="print the JSON instead of the text")
+    parser.add_argument("--logs-dir", default="logs", help="where run names are looked up")
+    given = parser.parse_args(words)
+    summary = load(Path(given.path), Path(given.logs_dir))
+    sys.stdout.write(encode(summary).decode() if given.json else render(summary))
+    return 0
+
+
+def load(path: Path, logs: Path) -> Summary:
+    """A summary from a file, a run folder or a run name."""
+    if not path.exists() and (logs / path).exists():
+        path = logs / path
+    if path.is_dir():
+        if (path / SUMMARY_JSON).exists():
+            return read_summary(path / SUMMARY_JSON)
+        return rebuild(path)
+    if not path.exists():
+        raise CommandError(f"{path}: no such file or run folder")
+    return read_summary(path)
+
+
+def read_summary(path: Path) -> Summary:
+    """Read final_summary.json; anything else is one clear line."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise CommandError(f"{path}: too large to be a summary")
+        data = path.read_bytes()
+    except OSError as problem:
+        raise CommandError(f"{path}: cannot be read ({problem.strerror})") from None
+    if not data.strip():
+        raise CommandError(f"{path}: the file is empty")
+    try:
+        return msgspec.json.decode(data, type=Summary)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        raise CommandError(f"{path}: not a TraceML summary (final_summary.json)") from None
+
+
+def rebuild(folder: Path) -> Summary:
+    """Make the summary of a run whose monitor did not get to it."""
+    if not (folder / RECORDING).is_dir():
+        raise CommandError(f"{folder}: not a TraceML run folder (no {RECORDING}/ in it)")
+    manifest = recovered_manifest(folder)
+    running = manifest.get("status") == "running" and is_alive(manifest.get("monitor_pid"))
+    summary = build(folder, manifest, final=not running)
+    if not running:
+        try:
+            write(folder, summary, render(summary), manifest)
+        except OSError as problem:
+            say(f"the rebuilt summary could not be written to {folder} ({problem.strerror})")
+    return summary

@@ -1,0 +1,173 @@
+"""What `traceml run` does while the command runs: sample gauges, answer requests; then: make the result."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from traceml.collect.rundir import RECORDING, read_manifest, write_manifest
+from traceml.errors import failsafe, say
+
+REQUEST_EVERY_S: Final = 0.1
+
+
+class Monitor:
+    """Watches one run folder until `poll` says that the command has ended."""
+
+    def __init__(
+        self,
+        folder: Path,
+        interval_s: float,
+        answer: Callable[[Path, Path], None],
+        environment: dict[str, str],
+    ) -> None:
+        self.folder = folder
+        self._interval_s = interval_s
+        self._answer = failsafe("answering final_summary()", None)(answer)
+        self._environment = environment
+        self._gauges: Any = None
+        self._tail: Any = None
+
+    def watch(self, poll: Callable[[float], int | None]) -> int:
+        """Run until the command ends; returns its exit code."""
+        prepare = failsafe("sampling CPU, memory and GPU", None)(self._prepare)
+        sample = failsafe("sampling CPU, memory and GPU", None)(self._sample)
+        code = poll(0.0)
+        if code is None:
+            prepare()
+        due = time.monotonic() + self._interval_s
+        while code is None:
+            now = time.monotonic()
+            if now >= due:
+                sample()
+                due = max(due + self._interval_s, now)
+            self._answer_requests()
+            code = poll(min(REQUEST_EVERY_S, max(0.0, due - time.monotonic())))
+        return code
+
+    def _prepare(self) -> None:
+        # Imported only now: the command is starting meanwhile.
+        from traceml.collect.gauges import Gauges
+        from traceml.collect.gpus import find_gpus
+        from traceml.collect.tail import Tail
+
+        self._tail = Tail(self.folder)
+        self._gauges = Gauges(self.folder / RECORDING, find_gpus(self._environment))
+
+    def _sample(self) -> None:
+        if self._gauges is not None:
+            self._gauges.sample(self._tail.pids())
+
+    def _answer_requests(self) -> None:
+        with os.scandir(self.folder / RECORDING) as entries:
+            waiting = [e.path for e in entries if e.name.startswith("request-")]
+        for path in waiting:
+            request = Path(path)
+            self._answer(self.folder, request.with_name(request.name.replace("request-", "answer-")))
+            request.unlink(missing_ok=True)
+
+
+def now_text() -> str:
+    """The wall clock, for people."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
+
+
+def begin_manifest(
+    folder: Path, command: list[str], mode: str, surroundings: dict[str, Any]
+) -> dict[str, Any]:
+    """The manifest of a run that starts now."""
+    manifest = {
+        "schema": "traceml.manifest/1",
+        "name": folder.name,
+        "status": "running",
+        "exit_code": None,
+        "reason": None,
+        "started_at": now_text(),
+        "ended_at": None,
+        "begin_ns": time.perf_counter_ns(),
+        "end_ns": None,
+        "command": command,
+        "mode": mode,
+        "monitor_pid": os.getpid(),
+        "cores": usable_cores(),
+        "environment": surroundings,
+        "files": {"recording": RECORDING},
+    }
+    failsafe("writing the manifest", None)(write_manifest)(folder, manifest)
+    return manifest
+
+
+def end_manifest(
+    folder: Path, manifest: dict[str, Any], code: int | None, signals: list[int]
+) -> dict[str, Any]:
+    """The same manifest once the command has ended with this code."""
+    status, reason = how_it_ended(code, signals)
+    ended = {
+        **manifest,
+        "status": status,
+        "exit_code": code,
+        "reason": reason,
+        "ended_at": now_text(),
+        "end_ns": time.perf_counter_ns(),
+        "monitor": own_cost(),
+    }
+    return ended
+
+
+def how_it_ended(code: int | None, signals: list[int]) -> tuple[str, str | None]:
+    """(status, reason) of a run from its exit code and the signals that we saw."""
+    asked = [s for s in signals if s in (signal.SIGINT, signal.SIGTERM)]
+    if asked:
+        name = signal.Signals(asked[0]).name
+        return "interrupted", "Ctrl-C (SIGINT)" if name == "SIGINT" else f"stopped by {name}"
+    if code is None:
+        return "completed", None
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = "; the kernel does this when memory runs out" if name == "SIGKILL" else ""
+        return "killed", f"killed by {name}{hint}"
+    return ("completed", None) if code == 0 else ("failed", None)
+
+
+def usable_cores() -> int:
+    """Cores that this job may use, quota included."""
+    from traceml.collect.quota import read_quota
+
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    quota = read_quota().cores
+    return max(1, min(cores, round(quota))) if quota else cores
+
+
+def own_cost() -> dict[str, Any]:
+    """CPU seconds and peak memory of this monitor."""
+    try:
+        import resource
+    except ImportError:
+        return {}
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "monitor_cpu_s": usage.ru_utime + usage.ru_stime,
+        "monitor_rss_bytes": usage.ru_maxrss * 1024,
+    }
+
+
+def recovered_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a run whose monitor died: ended as far as the recording tells."""
+    from traceml.collect.rundir import is_alive
+
+    manifest = read_manifest(folder)
+    if not manifest:
+        say(f"{folder}: no readable manifest; going by the recording alone")
+    if manifest.get("status", "running") == "running" and not is_alive(manifest.get("monitor_pid")):
+        manifest = {
+            **manifest,
+            "status": "killed",
+            "reason": "the monitor ended before the run did; rebuilt from the recording",
+        }
+    return {"name": folder.name, **manifest}

@@ -1,0 +1,1 @@
+"""Shows a Summary. No arithmetic here: what is shown is in the summary."""

@@ -1,0 +1,212 @@
+"""final_summary.txt and the screen: verdict, why, next, then the evidence. At most 100 columns, no colour needed."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from traceml.schema import fmt
+from traceml.schema.summary import Finding, MetricStat, Section, Summary
+
+WIDTH = 100
+RULE = "-" * WIDTH
+SEVERITY = {"info": "", "warn": "  (warning)", "crit": "  (critical)"}
+SECTIONS = (
+    ("step_time", "Step time"),
+    ("step_memory", "Step memory"),
+    ("system", "System"),
+    ("process", "Process"),
+)
+
+
+def render(summary: Summary) -> str:
+    """The whole text, ending in a newline."""
+    lines = [RULE, *_head(summary), RULE, *_verdict(summary)]
+    lines += ["", *_step_time(summary)]
+    lines += ["", *_memory(summary), "", *_gauges(summary, "system", "System")]
+    lines += ["", *_gauges(summary, "process", "Process")]
+    if summary.run.notes:
+        lines += ["", "Notes"]
+        for note in summary.run.notes:
+            lines += _wrapped("- ", note, indent=2)
+    lines += ["", *_foot(summary), RULE]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _wrapped(label: str, text: str, indent: int = 0) -> list[str]:
+    lead = " " * indent + label
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=lead,
+        subsequent_indent=" " * len(lead),
+        break_long_words=True,
+    ) or [lead]
+
+
+def _head(summary: Summary) -> list[str]:
+    run = summary.run
+    steps = run.steps.get("total")
+    facts = [
+        run.status,
+        f"{fmt.count(steps)} steps" if steps is not None else "",
+        fmt.seconds(run.duration_s) if run.duration_s is not None else "",
+        f"{run.world_size} ranks" if run.world_size > 1 else "",
+    ]
+    right = ", ".join(f for f in facts if f)
+    name = run.name if len(run.name) + len(right) < WIDTH - 12 else run.name[: WIDTH - 16 - len(right)] + "…"
+    return [f"TraceML  {name}".ljust(WIDTH - len(right)) + right]
+
+
+def _verdict(summary: Summary) -> list[str]:
+    first = summary.primary_diagnosis
+    lines = [f"Verdict  {first.status}{SEVERITY.get(first.severity, '')}"]
+    lines += _wrapped("Why      ", first.summary)
+    lines += _wrapped("Next     ", first.action)
+    if first.potential_speedup is not None:
+        gain = f"up to {fmt.factor(first.potential_speedup)} as fast ({first.potential_how})"
+        lines += _wrapped("Gain     ", gain)
+    if summary.run.status not in ("completed", "running"):
+        code = summary.run.exit_code
+        reason = summary.run.reason or "no reason recorded"
+        ended = f"{summary.run.status}: {reason}" + (f" (exit code {code})" if code is not None else "")
+        lines += _wrapped("Ended    ", ended)
+    return lines
+
+
+def _title(title: str, section: Section, right: str = "") -> list[str]:
+    found = section.diagnosis
+    return [f"{title:<13}{found.status}{SEVERITY.get(found.severity, '')}".ljust(WIDTH - len(right)) + right]
+
+
+def _others(section: Section, shown: str) -> list[str]:
+    """Every finding that the verdict above has not said already."""
+    lines: list[str] = []
+    for finding in section.issues:
+        if finding.kind != shown:
+            lines += _finding(finding, first=finding is section.issues[0])
+    return lines
+
+
+def _finding(finding: Finding, first: bool) -> list[str]:
+    lead = "" if first else f"{finding.status}{SEVERITY.get(finding.severity, '')}: "
+    lines = _wrapped("", f"{lead}{finding.summary}", indent=2)
+    if finding.severity != "info":
+        lines += _wrapped("-> ", finding.action, indent=2)
+    return lines
+
+
+def _step_time(summary: Summary) -> list[str]:
+    section = summary.step_time
+    window = section.window
+    span = ""
+    if window.get("num_steps"):
+        span = f"steps {window['start_step']} to {window['end_step']}, {window['clock']} clock"
+    lines = _title("Step time", section, span)
+    lines += _others(section, summary.primary_diagnosis.kind)
+    if not window.get("num_steps"):
+        return lines
+    labels = {row["key"]: row for row in summary.catalog if row["section"] == "step_time"}
+    many = summary.run.world_size > 1
+    head = ["", "Mean", "Share", "p5", "p95"]
+    if many:
+        head = ["", "Median", "Worst", "Worst rank", "Skew", "Share"]
+    table = [head]
+    for key, stat in section.metrics.items():
+        row = labels.get(key, {"label": key, "unit": "ms"})
+        if row["unit"] != "ms" or stat.median.value is None or not _says_something(key, stat):
+            continue
+        table.append([row["label"], *_time_cells(stat, many)])
+    lines += _table(table)
+    rates = [
+        f"{labels[k]['label'].lower()} {fmt.rate(section.metrics[k].average)}"
+        for k in ("samples_per_s", "tokens_per_s")
+        if k in section.metrics and section.metrics[k].average is not None
+    ]
+    if rates:
+        lines.append("  " + ", ".join(rates))
+    return lines
+
+
+ALWAYS = ("step_ms", "input_ms", "forward_ms", "backward_ms", "optimizer_ms", "wait_ms", "compute_ms")
+
+
+def _says_something(key: str, stat: MetricStat) -> bool:
+    return key in ALWAYS or bool(stat.worst.value)
+
+
+def _time_cells(stat: MetricStat, many: bool) -> list[str]:
+    share = fmt.share(stat.share) if stat.share is not None else ""
+    if many:
+        rank = "" if stat.worst.rank is None else f"r{stat.worst.rank}"
+        return [fmt.ms(stat.median.value), fmt.ms(stat.worst.value), rank, fmt.share(stat.skew), share]
+    return [fmt.ms(stat.average), share, fmt.ms(stat.p5), fmt.ms(stat.p95)]
+
+
+def _table(rows: Sequence[Sequence[str]], indent: int = 2) -> list[str]:
+    """Left-aligned names, right-aligned numbers."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        " " * indent
+        + row[0].ljust(max(widths[0], 12))
+        + "".join(cell.rjust(max(width, 9) + 2) for cell, width in zip(row[1:], widths[1:], strict=True))
+        for row in rows
+    ]
+
+
+def _memory(summary: Summary) -> list[str]:
+    section = summary.step_memory
+    kind = {"device": "device memory", "rss": "resident memory (no accelerator)"}
+    lines = _title("Step memory", section, kind.get(str(section.window.get("memory")), ""))
+    lines += _others(section, summary.primary_diagnosis.kind)
+    labels = {row["key"]: row["label"] for row in summary.catalog if row["section"] == "step_memory"}
+    table = [["", "Median peak", "Worst peak", "Worst rank", "Skew"]]
+    for key, stat in section.metrics.items():
+        if stat.worst.value is not None:
+            table.append(
+                [
+                    labels.get(key, key),
+                    fmt.size(stat.median.value),
+                    fmt.size(stat.worst.value),
+                    f"r{stat.worst.rank}",
+                    fmt.share(stat.skew),
+                ]
+            )
+    if len(table) > 1:
+        lines += _table(table)
+        lines.append(f"  Head/tail delta (worst rank): {fmt.size(section.window.get('head_tail_delta_bytes'))}")
+    return lines
+
+
+def _gauges(summary: Summary, name: str, title: str) -> list[str]:
+    section: Section = getattr(summary, name)
+    samples = section.window.get("samples") or 0
+    lines = _title(title, section, f"{samples} samples" if samples else "")
+    lines += _others(section, summary.primary_diagnosis.kind)
+    rows = {row["key"]: row for row in summary.catalog if row["section"] == name}
+    table = [["", "Mean", "p95"]]
+    for key, stat in section.metrics.items():
+        if stat.average is not None and key in rows:
+            show = fmt.BY_UNIT[rows[key]["unit"]]
+            table.append([rows[key]["label"], show(stat.average), show(stat.p95)])
+    return lines + (_table(table) if len(table) > 1 else [])
+
+
+def _foot(summary: Summary) -> list[str]:
+    lines = []
+    env = summary.environment
+    facts = [
+        f"torch {env['torch']}" if env.get("torch") else "",
+        f"Python {env['python']}" if env.get("python") else "",
+        str(env.get("device_name") or env.get("device") or ""),
+        f"batch {env['batch_size']}" if env.get("batch_size") else "",
+        f"git {str(env['git_commit'])[:10]}{' (dirty)' if env.get('git_dirty') else ''}"
+        if env.get("git_commit")
+        else "",
+    ]
+    lines += _wrapped("", ", ".join(f for f in facts if f)) if any(facts) else []
+    cost = summary.overhead.get("us_per_step")
+    if cost is not None:
+        share = fmt.share(summary.overhead.get("share"))
+        lines.append(f"TraceML's own cost: {cost:.1f} µs a step ({share} of step time)")
+    return lines

@@ -40,7 +40,7 @@ def say_once(message: str) -> None:
 
 
 def failsafe(
-    what: str, fallback: R, on_failure: Callable[[], None] | None = None
+    what: str, fallback: Any, on_failure: Callable[[], None] | None = None
 ) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """The only broad handler: whatever `function` raises is said once and training goes on."""
 
@@ -53,7 +53,8 @@ def failsafe(
                 say_once(f"{what} failed ({type(problem).__name__}: {problem}); training goes on")
                 if on_failure is not None:
                     on_failure()
-                return fallback
+                answer: R = fallback
+                return answer
 
         return guarded
 

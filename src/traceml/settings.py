@@ -1,4 +1,4 @@
-"""Every setting once: flag, TRACEML_* variable, key in a file, default. Flag wins, then environment, file, default."""
+"""Every setting once: flag, TRACEML_* variable, key in a file, default; they win in this order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _run_name(text: str) -> str:
     """A folder name and nothing more: it is joined to the logs folder."""
     if not text or text in (".", "..") or text.startswith("-"):
         raise ValueError("use a plain name")
-    if any(ch in '/\\\0' or not ch.isprintable() for ch in text):
+    if any(ch in "/\\\0" or not ch.isprintable() for ch in text):
         raise ValueError("use a plain name without path segments or control characters")
     if len(text.encode()) > 200:
         raise ValueError("use at most 200 bytes")

@@ -1,4 +1,4 @@
-"""From each rank's rows to one aligned window: the steps that all ranks completed, warm-up found and set aside."""
+"""From each rank's rows to one aligned window: the steps that all ranks completed, without warm-up."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def align(recordings: Sequence[RankRecording], last: int | None = None) -> Windo
         wait_places=np.stack(
             [np.stack([p[w.key] for w in c.WAIT_PLACES], axis=1).astype(float) for p in picked]
         ),
-        samples=_where_flag(picked, "samples", c.FLAG_SAMPLES),
-        tokens=_where_flag(picked, "tokens", c.FLAG_TOKENS),
+        samples=_if_counted(picked, "samples"),
+        tokens=_if_counted(picked, "tokens"),
         clock="device" if on_device else "host",
         input_inferred=any(bool((p["flags"] & c.FLAG_INPUT_INFERRED).any()) for p in picked),
         workers=_workers(list(lit.values())),
@@ -132,15 +132,17 @@ def _pick(rows: NDArray[np.void], steps: NDArray[np.int64]) -> NDArray[np.void]:
 
 
 def _duration(rows: NDArray[np.void]) -> Floats:
-    return (rows["end_ns"] - rows["begin_ns"]).astype(float)
+    took: Floats = (rows["end_ns"] - rows["begin_ns"]).astype(float)
+    return took
 
 
 def _column(picked: list[NDArray[np.void]], name: str) -> Floats:
     return np.stack([p[name].astype(float) for p in picked])
 
 
-def _where_flag(picked: list[NDArray[np.void]], name: str, flag: int) -> Floats:
-    return np.stack([np.where(p["flags"] & flag, p[name].astype(float), np.nan) for p in picked])
+def _if_counted(picked: list[NDArray[np.void]], name: str) -> Floats:
+    """Counts; 0 means that the size of the batch could not be told."""
+    return np.stack([np.where(p[name] > 0, p[name].astype(float), np.nan) for p in picked])
 
 
 def _user_names(recordings: list[RankRecording]) -> dict[str, str]:
@@ -156,17 +158,14 @@ def _user_names(recordings: list[RankRecording]) -> dict[str, str]:
 def _host_phases(rows: NDArray[np.void], names: dict[str, str]) -> Floats:
     flags = rows["flags"]
     columns = [
-        np.where(flags & (1 << i), rows[key].astype(float), np.nan)
-        for i, key in enumerate(PHASE_KEYS)
+        np.where(flags & (1 << i), rows[key].astype(float), np.nan) for i, key in enumerate(PHASE_KEYS)
     ]
     columns += [rows[slot].astype(float) for slot in names]
     wait = np.sum([rows[w.key] for w in c.WAIT_PLACES], axis=0).astype(float)
     return np.stack([*columns, wait], axis=1)
 
 
-def _device_rows(
-    recording: RankRecording, steps: NDArray[np.int64]
-) -> NDArray[np.void] | None:
+def _device_rows(recording: RankRecording, steps: NDArray[np.int64]) -> NDArray[np.void] | None:
     """This rank's device times for exactly these steps, or None if any is missing: clocks never mix."""
     rows = recording.device_rows
     if rows is None or len(rows) < len(steps):
@@ -179,13 +178,10 @@ def _device_rows(
     return ordered[at]
 
 
-def _device_phases(
-    device: NDArray[np.void], rows: NDArray[np.void], names: dict[str, str]
-) -> Floats:
+def _device_phases(device: NDArray[np.void], rows: NDArray[np.void], names: dict[str, str]) -> Floats:
     flags = rows["flags"]
     columns = [
-        np.where(flags & (1 << i), device[key].astype(float), np.nan)
-        for i, key in enumerate(PHASE_KEYS)
+        np.where(flags & (1 << i), device[key].astype(float), np.nan) for i, key in enumerate(PHASE_KEYS)
     ]
     columns += [device[slot].astype(float) for slot in names]
     return np.stack([*columns, device[WAIT].astype(float)], axis=1)
@@ -203,10 +199,5 @@ def _own_cost(recording: RankRecording, rows: NDArray[np.void]) -> Floats:
 
 
 def _workers(recordings: list[RankRecording]) -> int:
-    counts = [
-        int(e.get("workers") or 0)
-        for r in recordings
-        for e in r.events
-        if e["kind"] == "epoch_start"
-    ]
+    counts = [int(e.get("workers") or 0) for r in recordings for e in r.events if e["kind"] == "epoch_start"]
     return max(counts, default=0)

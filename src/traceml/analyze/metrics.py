@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,7 +109,7 @@ def blocks(window: Window, most: int = 40, least: int = 20) -> dict[str, object]
         if key.endswith("_per_s") or np.isnan(values).all():
             continue
         typical = np.median(values, axis=0)
-        metrics[key] = [number(float(typical[a:b].mean())) for a, b in zip(cuts, cuts[1:], strict=False)]
+        metrics[key] = [number(float(typical[a:b].mean())) for a, b in pairwise(cuts)]
     return {
         "steps_per_block": int(cuts[1] - cuts[0]),
         "start_steps": [int(window.steps[a]) for a in cuts[:-1]],
@@ -122,7 +123,7 @@ def step_series(window: Window, most: int = 300) -> dict[str, object]:
     if count == 0:
         return {"steps": []}
     cuts = np.linspace(0, count, min(most, count) + 1).astype(int)
-    pairs = list(zip(cuts, cuts[1:], strict=False))
+    pairs = list(pairwise(cuts))
     series: dict[str, object] = {"steps": [int(window.steps[a]) for a, _ in pairs]}
     for key, values in step_time_values(window).items():
         if key.endswith("_per_s") or np.isnan(values).all():

@@ -7,7 +7,10 @@ from traceml.schema.summary import CRIT, INFO, Finding, Primary
 
 
 def choose(
-    step_time: list[Finding], step_memory: list[Finding], system: list[Finding], step_ms: float | None
+    step_time: list[Finding],
+    step_memory: list[Finding],
+    system: list[Finding],
+    step_ms: float | None,
 ) -> Primary:
     """Step time first; critical memory when step time has nothing; idle GPUs when nothing explains them."""
     slow = [f for f in step_time if f.severity != INFO]

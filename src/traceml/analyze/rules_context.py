@@ -74,9 +74,7 @@ def high_process_cpu(view: ContextView) -> Measured | None:
     value = view.mean.get("cpu_percent")
     if value is None or view.on_cpu:
         return None
-    return Measured(
-        value / view.cores, 0.0, {"value": fmt.percent(value), "cores": f"{view.cores}"}
-    )
+    return Measured(value / view.cores, 0.0, {"value": fmt.percent(value), "cores": f"{view.cores}"})
 
 
 def high_rss(view: ContextView) -> Measured | None:
@@ -255,14 +253,10 @@ PROCESS_RULES: Final[tuple[Rule[ContextView], ...]] = (
 )
 
 
-def diagnose_context(
-    view: ContextView, rules: tuple[Rule[ContextView], ...], calm: str
-) -> list[Finding]:
+def diagnose_context(view: ContextView, rules: tuple[Rule[ContextView], ...], calm: str) -> list[Finding]:
     """Sorted findings; never empty. `calm` is what is said when nothing stands out."""
     if not view.samples:
-        return [
-            Finding("NO_DATA", "NO DATA", INFO, "No samples: the run was too short.", "Run longer.")
-        ]
+        return [Finding("NO_DATA", "NO DATA", INFO, "No samples: the run was too short.", "Run longer.")]
     found = []
     for rule in rules:
         measured = rule.measure(view)

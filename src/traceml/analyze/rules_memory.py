@@ -1,4 +1,4 @@
-"""Step-memory diagnoses: pressure, imbalance, growth. On a machine without an accelerator they run on resident memory."""
+"""Step-memory diagnoses: pressure, imbalance, growth; on resident memory where there is no accelerator."""
 
 from __future__ import annotations
 
@@ -105,7 +105,9 @@ def imbalance(view: MemoryView) -> Measured | None:
     )
 
 
-def _creep(view: MemoryView, least_bytes: float, least_share: float, pairs: int, steady: float) -> Measured | None:
+def _creep(
+    view: MemoryView, least_bytes: float, least_share: float, pairs: int, steady: float
+) -> Measured | None:
     if len(view.steps) < TREND_STEPS:
         return None
     at = int(np.argmax(view.peak[:, -len(view.steps) // SLICES :].mean(axis=1)))

@@ -40,7 +40,8 @@ class TimeView:
     @cached_property
     def wait(self) -> Floats:
         """Wait without our own cost, which lands there for the most part."""
-        return np.maximum(self.window.of(WAIT) - self.window.own_ns, 0.0)
+        wait: Floats = np.maximum(self.window.of(WAIT) - self.window.own_ns, 0.0)
+        return wait
 
     @cached_property
     def pace(self) -> Floats:
@@ -119,7 +120,7 @@ def h2d_bound(view: TimeView) -> Measured | None:
 
 
 def wait_heavy(view: TimeView) -> Measured:
-    """A large share of the step is neither input nor model work: checkpoints, validation, logging, stalls."""
+    """A large share of the step is neither input nor model work: checkpoints, validation, logging."""
     window = view.window
     values = view.wait + view.outside
     parts = {
@@ -134,9 +135,7 @@ def wait_heavy(view: TimeView) -> Measured:
     known = window.median_share(view.outside)
     if known >= EXPLAINED * found.score:
         # Done on purpose, every so many steps: that is no jitter.
-        found = Measured(
-            found.score, found.score, found.words, phase, (), found.evidence, found.cost_ms
-        )
+        found = Measured(found.score, found.score, found.words, phase, (), found.evidence, found.cost_ms)
     total = max(float(values.sum()), 1.0)
     if name:
         text = f"{name} is {fmt.share(float(largest.sum()) / total)} of it"

@@ -1,4 +1,4 @@
-"""The shape of step time over a run: where it shifted for good, which steps were slow, whether they come in a rhythm."""
+"""The shape of step time over a run: where it shifted for good, which steps were slow, in what rhythm."""
 
 from __future__ import annotations
 

@@ -40,9 +40,7 @@ def summarize(recording: RunRecording, facts: RunFacts, final: bool = True) -> S
     step_ms = step_time.metrics["step_ms"].median.value
     return Summary(
         run=_run(recording, facts, ranks, window),
-        primary_diagnosis=primary.choose(
-            step_time.issues, step_memory.issues, system.issues, step_ms
-        ),
+        primary_diagnosis=primary.choose(step_time.issues, step_memory.issues, system.issues, step_ms),
         step_time=step_time,
         step_memory=step_memory,
         system=system,
@@ -166,7 +164,12 @@ def _peak_stat(ranks: tuple[int, ...], values: NDArray[np.float64]) -> MetricSta
     found = m.stat(ranks, np.nanmax(values, axis=1, keepdims=True))
     p5, p95 = np.nanpercentile(values, [5, 95])
     return MetricStat(
-        found.average, found.median, found.worst, m.number(float(p5)), m.number(float(p95)), found.skew
+        found.average,
+        found.median,
+        found.worst,
+        m.number(float(p5)),
+        m.number(float(p95)),
+        found.skew,
     )
 
 
@@ -264,9 +267,7 @@ def _process_section(
     view = ContextView(
         mean,
         peak,
-        members={
-            k: {r: v for r, v in ((r, own[r][k]) for r in own) if v is not None} for k in keys
-        },
+        members={k: {r: v for r, v in ((r, own[r][k]) for r in own) if v is not None} for k in keys},
         cores=facts.cores,
         ram_total=ram_total(recording.system_rows),
         gpu_capacity=memory.capacity if device and memory is not None else None,
@@ -293,7 +294,10 @@ def _reserved(recorded: RankRecording) -> float | None:
 
 
 def _gauge_series(
-    rows: NDArray[np.void] | None, begin_ns: int | None, metrics: tuple[c.Metric, ...], most: int = 300
+    rows: NDArray[np.void] | None,
+    begin_ns: int | None,
+    metrics: tuple[c.Metric, ...],
+    most: int = 300,
 ) -> dict[str, Any]:
     if rows is None or not len(rows):
         return {"seconds": []}
@@ -309,9 +313,7 @@ def _gauge_series(
 # ---- the run -------------------------------------------------------------------------------------
 
 
-def _run(
-    recording: RunRecording, facts: RunFacts, ranks: dict[int, RankRecording], window: Window
-) -> Run:
+def _run(recording: RunRecording, facts: RunFacts, ranks: dict[int, RankRecording], window: Window) -> Run:
     expected = max((int(r.identity.get("world_size", 1)) for r in ranks.values()), default=1)
     seconds = None
     if facts.begin_ns is not None and facts.end_ns is not None:
@@ -434,7 +436,7 @@ def _rank_environment(ranks: dict[int, RankRecording], window: Window) -> dict[s
     header = next(iter(ranks.values())).header
     process, device = header.get("process", {}), header.get("device", {})
     rows = next(iter(ranks.values())).rows
-    known = rows["samples"][(rows["flags"] & c.FLAG_SAMPLES) != 0]
+    known = rows["samples"][rows["samples"] > 0]
     micro = rows["micro_batches"]
     return {
         "python": process.get("python"),

@@ -49,7 +49,8 @@ class Window:
     def of(self, *keys: str) -> Floats:
         """Sum of these phases, (rank, step); a phase that was not measured counts nothing."""
         chosen = [self.keys.index(k) for k in keys if k in self.keys]
-        return np.nansum(self.phases[:, :, chosen], axis=2)
+        total: Floats = np.nansum(self.phases[:, :, chosen], axis=2)
+        return total
 
     def measured(self, key: str) -> bool:
         """Whether every rank measured this phase."""
@@ -63,7 +64,8 @@ class Window:
 
     def shares(self, values: Floats) -> Floats:
         """Per rank: the sum of these times over the sum of step times."""
-        return values.sum(axis=1) / self.judged_ns.sum(axis=1)
+        share: Floats = values.sum(axis=1) / self.judged_ns.sum(axis=1)
+        return share
 
     def median_share(self, values: Floats) -> float:
         """Median of per-rank shares."""

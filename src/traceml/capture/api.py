@@ -33,8 +33,8 @@ def _session(caller: str) -> Session | None:
 def init(run_name: str | None = None, logs_dir: str | None = None) -> bool:
     """Start recording in this process, if `traceml run` has not done so already.
 
-    Launched directly (`python train.py`), this also starts a detached monitor, which writes the summary when the
-    process ends. Returns whether anything is recording.
+    Launched directly (`python train.py`), this also starts a detached monitor, which writes the summary
+    when the process ends. Returns whether anything is recording.
     """
     if os.environ.get("TRACEML_DISABLED", "0") not in ("", "0"):
         return False
@@ -115,7 +115,7 @@ class phase:
     def __enter__(self) -> None:
         session = self._session
         if session is not None and get_ident() == session.switch.thread:
-            self._outer = session.switch.enter(session.user_slot(self._name))
+            self._outer = session.switch.enter_inside(session.user_slot(self._name))
 
     def __exit__(
         self,
@@ -129,9 +129,7 @@ class phase:
 
 
 @failsafe("final_summary", None)
-def final_summary(
-    print_text: bool = False, timeout_s: float = SUMMARY_TIMEOUT_S
-) -> dict[str, Any] | None:
+def final_summary(print_text: bool = False, timeout_s: float = SUMMARY_TIMEOUT_S) -> dict[str, Any] | None:
     """Wait for the summary of everything recorded so far and return it; None if there is none."""
     session = _session("final_summary")
     if session is None or session.run_dir is None:
@@ -143,7 +141,7 @@ def final_summary(
     answer = folder / "recording" / f"answer-{os.getpid()}-{time.monotonic_ns()}.json"
     request = answer.with_name(answer.name.replace("answer-", "request-"))
     # Waiting for the monitor is not part of any training step.
-    outer = session.switch.enter(c.VALIDATION) if _ours(session) else None
+    outer = session.switch.enter_inside(c.VALIDATION) if _ours(session) else None
     try:
         request.touch()
         summary = _await_answer(folder, answer, time.monotonic() + timeout_s)

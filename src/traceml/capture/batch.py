@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -29,5 +29,5 @@ def size_of(batch: Any) -> tuple[int, int]:
         if ids is not None and hasattr(ids, "numel"):
             tokens = ids.numel()
     array = first_array(batch)
-    shape = getattr(array, "shape", ())
+    shape: Sequence[int] = getattr(array, "shape", ())
     return (int(shape[0]) if len(shape) else 0), tokens

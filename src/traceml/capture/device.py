@@ -1,14 +1,15 @@
 """The accelerator behind one small interface, and the clock that reads it without ever waiting.
 
 At each phase switch a timing event is recorded on the device's current stream. When all events of a step
-have completed, late, out of order or not at all, their differences become the step's device times. Nothing here
-synchronizes: an event is asked whether it is done, never waited for.
+have completed, late, out of order or not at all, their differences become the step's device times.
+Nothing here synchronizes: an event is asked whether it is done, never waited for.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, Final, Protocol
 
 from traceml.capture.switch import AFTER_VALIDATION, PENDING_EVAL, PENDING_FETCH
@@ -128,7 +129,7 @@ class DeviceClock:
 
     def _resolve(self, step: int, trail: list[tuple[int, TimingEvent]]) -> None:
         totals = [0] * (c.FIRST_WAIT + 1)
-        for (_, before), (slot, after) in zip(trail, trail[1:], strict=False):
+        for (_, before), (slot, after) in pairwise(trail):
             elapsed_ns = int(before.elapsed_time(after) * 1e6)
             if elapsed_ns < 0:
                 return  # streams were switched in between: no honest number, so none

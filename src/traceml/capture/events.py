@@ -29,7 +29,13 @@ class EventLog:
         count = self._counts[kind] = self._counts.get(kind, 0) + 1
         if count > MOST_PER_KIND:
             return
-        event = {"kind": kind, "step": step, "time_ns": time_ns, "duration_ns": duration_ns, **facts}
+        event = {
+            "kind": kind,
+            "step": step,
+            "time_ns": time_ns,
+            "duration_ns": duration_ns,
+            **facts,
+        }
         line = json.dumps(event, default=str).encode() + b"\n"
         if self._fd >= 0:
             os.write(self._fd, line)

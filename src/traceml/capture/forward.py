@@ -2,17 +2,18 @@
 
 Wrapping every module's call would cost a wrapper a submodule. So `Module.__call__` is wrapped only while we
 learn: until two training steps have completed. The classes that were called outermost then get a `__call__`
-of their own, and `Module.__call__` is put back. Instances are never touched: they pickle, copy and compile as before.
+of their own, and `Module.__call__` is put back. Instances are never touched: they pickle, copy and
+compile as before.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from threading import get_ident
 from typing import Any, Final
 
 from traceml.capture.session import Session
+from traceml.capture.switch import PASS
 from traceml.capture.wrap import ORIGINAL, hide_frame
 from traceml.errors import failsafe
 from traceml.schema import catalog as c
@@ -26,11 +27,11 @@ class ForwardPatch:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.module_class = session.torch.nn.Module
-        self.is_compiling: Callable[[], bool] = session.torch.compiler.is_compiling
+        self.is_compiling: Callable[[], bool] = session.torch.compiler.is_dynamo_compiling
         self.roots: set[type] = set()
         self.patched: list[tuple[type, bool]] = []
         self.learning = False
-        self.slot_of = failsafe("forward detection", c.FORWARD, session.off)(session.forward_slot)
+        self.enter_doubtful = failsafe("forward detection", PASS, session.off)(session.enter_forward)
 
     def install(self) -> None:
         """Start to learn: wrap `Module.__call__` itself."""
@@ -60,7 +61,7 @@ class ForwardPatch:
         if hasattr(original, ORIGINAL):
             return  # a base class is wrapped already
         self.patched.append((cls, own))
-        cls.__call__ = self._wrap(original)  # type: ignore[assignment,method-assign]
+        cls.__call__ = self._wrap(original)  # type: ignore[method-assign]
 
     def _unpatch(self, cls: type) -> None:
         for entry in self.patched:
@@ -70,35 +71,41 @@ class ForwardPatch:
                 if not hasattr(current, ORIGINAL):
                     return  # somebody wrapped or replaced ours: theirs stays
                 if entry[1]:
-                    cls.__call__ = getattr(current, ORIGINAL)  # type: ignore[assignment,method-assign]
+                    cls.__call__ = getattr(current, ORIGINAL)  # type: ignore[method-assign]
                 else:
                     del cls.__call__
                 return
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         session, switch = self.session, self.session.switch
-        is_compiling, slot_of, roots = self.is_compiling, self.slot_of, self.roots
+        is_compiling, roots, learning = self.is_compiling, self.roots, self.learning
+        grad_enabled = session.torch.is_grad_enabled
+        enter_compute, leave, enter_doubtful = (
+            switch.enter_compute,
+            switch.leave,
+            self.enter_doubtful,
+        )
 
         @functools.wraps(original)
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or switch.current < c.FIRST_USER or get_ident() != switch.thread:
+            if is_compiling():
                 return original(self, *args, **kwargs)
-            roots.add(type(self))
-            slot = slot_of(self, args, kwargs)
-            if slot == c.VALIDATION:
-                outer = switch.enter_validation()
+            if session.attention or not grad_enabled() or not self.training:
+                outer = enter_doubtful(self, args, kwargs)
             else:
-                outer = switch.enter_compute(slot)
+                outer = enter_compute(c.FORWARD)
+            if outer == PASS:
+                return original(self, *args, **kwargs)
+            if learning:
+                roots.add(type(self))
             try:
                 result = original(self, *args, **kwargs)
             except BaseException as problem:
-                switch.leave(outer)
+                leave(outer)
                 session.phase_failed()
                 hide_frame(problem)
                 raise
-            switch.leave(outer)
-            if slot == c.VALIDATION and not session.stepping:
-                session.validation_ended()
+            leave(outer)
             return result
 
         setattr(__call__, ORIGINAL, original)

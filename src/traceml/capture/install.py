@@ -39,7 +39,7 @@ def activate(watch: Any = None, run_dir: str | None = None) -> Session | None:
     import torch
 
     session = Session(torch, run_dir or os.environ.get("TRACEML_RUN_DIR"))
-    watch = watch if watch is not None else ImportWatch()
+    watch = watch if watch is not None else ImportWatch()  # type: ignore[no-untyped-call]
     for patch in PATCHES:
         safely = failsafe(f"patching {patch.module}.{patch.attribute}", None)(put_in)
         watch.when_imported(patch.module, functools.partial(_late, safely, patch, session))

@@ -27,6 +27,8 @@ class Leader:
         self._others = 0
         self._most_others = 0
         self._rounds = 0
+        self.undecided = True  # the first cycle of optimizers is still open
+        self.only = 0  # id of the optimizer that has been the only one for a while: no need to ask
 
     def new_batch(self) -> None:
         """A batch was fetched: the first cycle, if one is open, is complete."""
@@ -46,8 +48,11 @@ class Leader:
             self._most_others = max(self._most_others, self._others)
             self._others = 0
             self._rounds += 1
+            if self._rounds >= 4 and not self._most_others:
+                self.only = key
             return ENDS_STEP
         self._others += 1
+        self.only = 0
         if self._others > self._patience() or self._alive() is None:
             self._refs[key] = weakref.ref(optimizer)
             self._lead(key)
@@ -62,6 +67,7 @@ class Leader:
 
     def _lead(self, key: int) -> None:
         self._leader = key
+        self.undecided = False
         self._alive = self._refs[key]
         self._refs = {key: self._alive}
         self._others = self._most_others = self._rounds = 0

@@ -1,4 +1,4 @@
-"""What is wrapped, as a table: module, attribute, phase, how. Each row goes in once its module is imported."""
+"""What is wrapped, as a table: module, attribute, how. Each row goes in once its module is imported."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from traceml.capture.loader import wrap_iter, wrap_next
 from traceml.capture.session import Session
+from traceml.capture.switch import PASS
 from traceml.capture.wrap import ORIGINAL, hide_frame, timed
 from traceml.errors import failsafe
 from traceml.schema import catalog as c
@@ -18,9 +19,10 @@ from traceml.schema import catalog as c
 Wrap = Callable[[Callable[..., Any], Session], Callable[..., Any]]
 
 
-def _phase(slot: int) -> Wrap:
+def _phase(slot: int, may_compile: bool = True) -> Wrap:
     def wrap(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
-        return timed(original, session.switch, slot, session.torch.compiler.is_compiling)
+        is_compiling = session.torch.compiler.is_dynamo_compiling if may_compile else None
+        return timed(original, session.switch, slot, is_compiling)
 
     return wrap
 
@@ -37,7 +39,8 @@ def wrap_save(original: Callable[..., Any], session: Session) -> Callable[..., A
 
 def wrap_backward(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
     """`torch.autograd.backward` and `grad`: gradient work, and the sign that this process trains."""
-    switch, is_compiling = session.switch, session.torch.compiler.is_compiling
+    switch, is_compiling = session.switch, session.torch.compiler.is_dynamo_compiling
+    enter_compute, leave = switch.enter_compute, switch.leave
     begins = failsafe("start of recording", None, session.off)(session.backward_begins)
     ended = failsafe("end of a step", None, session.off)(session.backward_ended)
 
@@ -45,20 +48,21 @@ def wrap_backward(original: Callable[..., Any], session: Session) -> Callable[..
     def backward(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(*args, **kwargs)
-        if get_ident() != switch.thread and not session.adopt_thread():
-            return original(*args, **kwargs)
-        if switch.current < c.FIRST_USER:
-            return original(*args, **kwargs)
-        outer = switch.enter_compute(c.BACKWARD)
-        begins(_first_tensor(args, kwargs))
+        outer = enter_compute(c.BACKWARD)
+        if outer == PASS:
+            if not session.adopt_thread():
+                return original(*args, **kwargs)
+            outer = enter_compute(c.BACKWARD)
+        if session.attention:
+            begins(_first_tensor(args, kwargs))
         try:
             result = original(*args, **kwargs)
         except BaseException as problem:
-            switch.leave(outer)
+            leave(outer)
             session.phase_failed()
             hide_frame(problem)
             raise
-        now = switch.leave(outer)
+        now = leave(outer)
         if session.end_after_backward:
             ended(now)
         return result
@@ -76,30 +80,29 @@ def wrap_optimizer_step(
     original: Callable[..., Any], session: Session, optimizer_at: int = 0
 ) -> Callable[..., Any]:
     """`step` of an optimizer class, or of a GradScaler (then the optimizer is its argument)."""
-    switch, is_compiling = session.switch, session.torch.compiler.is_compiling
+    switch, is_compiling = session.switch, session.torch.compiler.is_dynamo_compiling
+    enter_optimizer, leave = switch.enter_optimizer, switch.leave
     stepped = failsafe("end of a step", None, session.off)(session.optimizer_stepped)
 
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
-        if (
-            is_compiling()
-            or (switch.current < c.FIRST_USER and switch.current != c.BACKWARD)
-            or get_ident() != switch.thread
-        ):
+        if is_compiling():
             return original(*args, **kwargs)
-        outer = switch.enter_compute(c.OPTIMIZER)
+        outer = enter_optimizer()
+        if outer == PASS:
+            return original(*args, **kwargs)
         try:
             if len(args) > 1 and optimizer_at == 0 and callable(args[1]):
                 args = (args[0], _closure(args[1], session), *args[2:])
-            elif callable(kwargs.get("closure")):
+            elif kwargs and callable(kwargs.get("closure")):
                 kwargs["closure"] = _closure(kwargs["closure"], session)
             result = original(*args, **kwargs)
         except BaseException as problem:
-            switch.leave(outer)
+            leave(outer)
             session.phase_failed()
             hide_frame(problem)
             raise
-        now = switch.leave(outer)
+        now = leave(outer)
         stepped(args[optimizer_at] if len(args) > optimizer_at else kwargs.get("optimizer"), now)
         return result
 
@@ -113,7 +116,7 @@ def _closure(closure: Callable[..., Any], session: Session) -> Callable[..., Any
 
     @functools.wraps(closure, updated=())
     def run(*args: Any, **kwargs: Any) -> Any:
-        outer = switch.enter(c.WAIT_INPUT)
+        outer = switch.enter_inside(c.WAIT_INPUT)
         try:
             return closure(*args, **kwargs)
         finally:
@@ -146,8 +149,8 @@ def wrap_optimizer_class(cls: Any, session: Session) -> None:
 
 
 def wrap_copy_to_device(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
-    """`Tensor.to` and friends: host data going to an accelerator. Parameters, casts and device-to-device pass."""
-    switch, is_compiling = session.switch, session.torch.compiler.is_compiling
+    """`Tensor.to` and friends: host data going to an accelerator. Parameters and casts pass."""
+    switch, is_compiling = session.switch, session.torch.compiler.is_dynamo_compiling
     parameter = session.torch.nn.Parameter
 
     @functools.wraps(original)
@@ -161,7 +164,7 @@ def wrap_copy_to_device(original: Callable[..., Any], session: Session) -> Calla
             or not _goes_to_device(self, original.__name__, args, kwargs, session.device.kind)
         ):
             return original(self, *args, **kwargs)
-        outer = switch.enter(c.H2D)
+        outer = switch.enter_inside(c.H2D)
         try:
             return original(self, *args, **kwargs)
         except BaseException as problem:
@@ -210,8 +213,13 @@ PATCHES: tuple[Patch, ...] = (
     Patch("torch.utils.data.dataloader", "DataLoader.__iter__", wrap_iter),
     Patch("torch.autograd", "backward", wrap_backward, c.BACKWARD),
     Patch("torch.autograd", "grad", wrap_backward),
-    Patch("torch.optim.optimizer", "Optimizer._patch_step_function", wrap_patch_step_function, c.OPTIMIZER),
-    Patch("torch.optim.optimizer", "Optimizer.zero_grad", _phase(c.OPTIMIZER)),
+    Patch(
+        "torch.optim.optimizer",
+        "Optimizer._patch_step_function",
+        wrap_patch_step_function,
+        c.OPTIMIZER,
+    ),
+    Patch("torch.optim.optimizer", "Optimizer.zero_grad", _phase(c.OPTIMIZER, may_compile=False)),
     Patch("torch.optim.lr_scheduler", "LRScheduler.step", _phase(c.OPTIMIZER)),
     Patch("torch.amp.grad_scaler", "GradScaler.step", wrap_scaler_step),
     Patch("torch.amp.grad_scaler", "GradScaler.unscale_", _phase(c.OPTIMIZER)),
@@ -268,4 +276,3 @@ def all_optimizer_classes(base: Any) -> list[Any]:
     for cls in base.__subclasses__():
         found += all_optimizer_classes(cls)
     return found
-

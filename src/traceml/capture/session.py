@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from traceml.capture import identity
@@ -16,9 +16,10 @@ from traceml.capture.device import Device, DeviceClock, TorchDevice
 from traceml.capture.events import EventLog
 from traceml.capture.leader import ENDS_STEP, NOTHING, Leader
 from traceml.capture.switch import (
-    AFTER_VALIDATION,
+    PASS,
     PENDING_EVAL,
     PENDING_FETCH,
+    ROW,
     SLOTS,
     Switch,
     is_wait,
@@ -39,6 +40,7 @@ class Session:
 
     def __init__(self, torch: Any, run_dir: str | None) -> None:
         self.torch = torch
+        self.tensor_type = torch.Tensor
         self.run_dir = run_dir
         self.switch = Switch()
         self.measured = 0  # bit a phase whose patches are in
@@ -58,23 +60,24 @@ class Session:
         self.events = EventLog()
         self.leader = Leader()
         self.step = 0
+        self.attention = True  # the next forward and backward need more than the fast path
         self.stepping = False  # a training step is under way or done: before it is start-up
         self.aborted = False  # an exception left a phase; the next batch drops the step
         self.block_depth = 0
         self.blocks = False  # trace_step ends the steps
         self.end_after_backward = False
-        self.loader_seen = False
+        self.loader_seen = self.forward_seen = False
         self.unresolved: list[Any] = []
         self.candidate: Any = None
         self.last_input: Any = None
-        self.fetches = self.backwards = self.samples = self.tokens = 0
         self.input_inferred = False
-        self.gc_ns = self.gc_wait_ns = self.gc_since = 0
+        self.gc_since = 0
         self.rss_fd = -1
         self.rss_bytes = 0
         self.rss_at = self.memory_at = 0
         self.allocated = self.reserved = 0
-        self.extended: list[int] = []
+        self.first_row = b""
+        self.flags = 0
         self.user_slots: dict[str, int] = {}
 
     def adopt_thread(self) -> bool:
@@ -106,6 +109,7 @@ class Session:
             self.candidate = iterator
         if iterator not in self.unresolved:
             self.unresolved.append(iterator)
+            self.attention = True
         return PENDING_FETCH
 
     def loader_starts(self) -> None:
@@ -123,11 +127,9 @@ class Session:
 
     def fetched(self, batch: Any) -> None:
         """A batch of a loader that is, or may be, the training loader."""
-        self.fetches += 1
-        samples, tokens = size_of(batch)
-        self.samples += samples
-        self.tokens += tokens
-        self.leader.new_batch()
+        self.switch.fetched(*size_of(batch))
+        if self.leader.undecided:
+            self.leader.new_batch()
 
     def _resolve_fetches(self, role: int) -> None:
         self.switch.move(PENDING_FETCH, role)
@@ -143,29 +145,37 @@ class Session:
         if role == c.INPUT:
             self.loader_seen = True
         else:
-            self.fetches = self.samples = self.tokens = 0
+            self.switch.forget_counts()
 
     # ---- forward, backward -------------------------------------------------------------------
 
-    def forward_slot(self, module: Any, args: Any, kwargs: Any) -> int:
-        """The slot of an outermost module call, decided before it runs."""
+    def enter_forward(self, module: Any, args: Any, kwargs: Any) -> int:
+        """An outermost module call that needs a look: evaluation, a first batch, no loader in sight."""
+        switch = self.switch
+        if switch.current < c.FIRST_USER or threading.get_ident() != switch.thread:
+            return PASS
         if not self.torch.is_grad_enabled():
             if self.unresolved:
                 self._resolve_fetches(c.VALIDATION)
-            return c.VALIDATION
+            if not self.stepping:  # a sanity check before training is start-up, not part of a step
+                self.candidate = None
+                switch.restart(switch.clock())
+            return switch.enter_validation()
         if not module.training:
-            return PENDING_EVAL
+            self.attention = True
+            return switch.enter_inside(PENDING_EVAL)
         if self.unresolved:
             self._resolve_fetches(c.INPUT)
         self._training_begins()
-        if not self.fetches:
+        self.forward_seen = True
+        if not self.switch.fetches:
             self._infer_input(args, kwargs)
-        return c.FORWARD
+        return switch.enter_compute(c.FORWARD)
 
     def _training_begins(self) -> None:
         if not self.stepping:
             self.stepping = True
-            self.gc_ns = self.gc_wait_ns = 0
+            self.switch.gc_ns = self.switch.gc_wait_ns = 0
             if self.candidate is None:
                 self.switch.restart(self.switch.clock())
 
@@ -177,9 +187,9 @@ class Session:
         if array is None:
             array = first_array(kwargs)
         known = self.last_input() if self.last_input is not None else None
-        shape = getattr(array, "shape", ())
+        shape: Sequence[int] = getattr(array, "shape", ())
         if len(shape) and self.switch.current in (c.WAIT_START, c.WAIT_BACKWARD):
-            self.samples += int(shape[0])
+            self.switch.samples += int(shape[0])
         if array is None or array is known:
             return
         self.last_input = weakref.ref(array)
@@ -191,22 +201,15 @@ class Session:
             self.switch.move(place, c.INPUT)
             self.input_inferred = True
 
-    def validation_ended(self) -> None:
-        """A validation pass before the first step is start-up, not part of a step."""
-        if not self.stepping:
-            self.candidate = None
-            self.switch.restart(self.switch.clock())
-
     def backward_begins(self, tensor: Any) -> None:
         """A backward means training: what was in doubt is input and forward."""
         if self.unresolved:
             self._resolve_fetches(c.INPUT)
         self._training_begins()
-        if self.switch.totals[PENDING_EVAL]:
+        if self.switch.charged(PENDING_EVAL):
             self.switch.move(PENDING_EVAL, c.FORWARD)
             if self.device_clock is not None:
                 self.device_clock.rename(PENDING_EVAL, c.FORWARD)
-        self.backwards += 1
         if self.writer is None:
             self.become_rank(tensor)
         elif self.device is not None:
@@ -222,6 +225,9 @@ class Session:
 
     def optimizer_stepped(self, optimizer: Any, now: int) -> None:
         """An outermost optimizer step returned."""
+        if id(optimizer) == self.leader.only and self.writer is not None and not self.blocks:
+            self.end_step(now)
+            return
         if self.blocks:
             return
         self._training_begins()
@@ -244,7 +250,7 @@ class Session:
             self.stepping = True
             if self.candidate is None:
                 self.switch.restart(now)
-        elif not self.fetches and is_wait(self.switch.current):
+        elif not self.switch.fetches and is_wait(self.switch.current):
             self.switch.flush(now)
             self.switch.move(c.WAIT_START, c.INPUT)
             self.input_inferred = True
@@ -270,7 +276,7 @@ class Session:
         now = self.switch.clock()
         self.events.add("aborted_step", self.step + 1, now, now - self.switch.begin)
         self.switch.restart(now)
-        self._reset_counters()
+        self.input_inferred = self.aborted = False
         if self.device_clock is not None:
             self.device_clock.drop_step()
 
@@ -280,63 +286,57 @@ class Session:
             self.become_rank(None)
             if self.writer is None:
                 return
-        switch = self.switch
-        switch.flush(now)
         if self.unresolved:
             self._resolve_fetches(c.INPUT)
-        totals = switch.totals
-        totals[c.INPUT] += totals[PENDING_FETCH]
-        totals[c.VALIDATION] += totals[PENDING_EVAL]
-        totals[c.WAIT_OTHER] += totals[AFTER_VALIDATION]
         if now - self.rss_at > RSS_EVERY_NS:
             self._read_rss(now)
-        row = [
-            switch.begin,
-            now,
-            *totals[: c.RECORDED_SLOTS],
-            self.gc_ns,
-            self.gc_wait_ns,
-            self.rss_bytes,
-            self.allocated,
-            self.reserved,
-            self.samples,
-            self.tokens,
-            self._flags(),
-            self.fetches or self.backwards,
-            switch.switches,
-            0,
-        ]
         if extend:
-            row = _merged(self.extended, row)
+            self._extend_first_row(now)
         else:
             self.step += 1
-        if self.step == 1:
-            self.extended = row
-        self.writer.append(self.step, *row)
+            writer = self.writer
+            if writer.offset == writer.end:
+                writer.grow()
+            writer.count += 1
+            self.switch.publish(
+                writer.map,
+                writer.offset,
+                writer.row_size,
+                writer.count,
+                self.step,
+                now,
+                self.rss_bytes,
+                self.allocated,
+                self.reserved,
+                self.flags | c.FLAG_INPUT_INFERRED if self.input_inferred else self.flags,
+            )
+            writer.offset += writer.row_size
+        if self.settling or self.step & (self.step - 1) == 0 or self.device_clock is not None:
+            self._after_step()
+        self.input_inferred = self.aborted = False
+        # Without a loader every forward is looked at; with a device every backward is.
+        self.attention = not self.loader_seen or self.device is not None
+
+    def _after_step(self) -> None:
+        """What not every step needs: the first row kept, device times, the search for modules."""
+        if self.step == 1 and self.writer is not None and self.writer.count == 1:
+            self.first_row = bytes(self.writer.map[: ROW.size])
         if self.device_clock is not None:
-            self.device_clock.end_step(self.step, switch.current)
+            self.device_clock.end_step(self.step, self.switch.current)
         if self.settling:
             self.on_step()
-        elif not totals[c.FORWARD] and self.step & (self.step - 1) == 0:
+        elif not self.forward_seen:
             self.on_blind_step()  # looked for again at steps 4, 8, 16, ...
-        switch.restart(now)
-        self._reset_counters()
 
-    def _flags(self) -> int:
-        return (
-            self.measured
-            | (c.FLAG_INPUT_INFERRED if self.input_inferred else 0)
-            | (c.FLAG_SAMPLES if self.samples else 0)
-            | (c.FLAG_TOKENS if self.tokens else 0)
-            | (c.FLAG_RSS if self.rss_bytes else 0)
-            | (c.FLAG_DEVICE_MEMORY if self.device is not None else 0)
-        )
-
-    def _reset_counters(self) -> None:
-        self.fetches = self.backwards = self.samples = self.tokens = 0
-        self.gc_ns = self.gc_wait_ns = 0
-        self.input_inferred = False
-        self.aborted = False
+    def _extend_first_row(self, now: int) -> None:
+        """The first step goes on: another optimizer stepped. A longer row with its number supersedes it."""
+        writer = self.writer
+        assert writer is not None
+        scratch = bytearray(writer.row_size)
+        flags = self.flags
+        self.switch.publish(scratch, 0, len(scratch), 0, 1, now, self.rss_bytes, 0, 0, flags)
+        self.first_row = _merged(self.first_row, bytes(scratch[: ROW.size]))
+        writer.append_packed(self.first_row)
 
     # ---- becoming a rank ---------------------------------------------------------------------
 
@@ -359,6 +359,7 @@ class Session:
             return
         resident = os.pread(self.rss_fd, 64, 0).split(b" ", 2)[1]
         self.rss_bytes = int(resident) * _PAGE
+        self.flags |= c.FLAG_RSS
 
     def _read_device_memory(self, now: int) -> None:
         if self.device is not None and now - self.memory_at > DEVICE_MEMORY_EVERY_NS:
@@ -376,9 +377,9 @@ class Session:
             self.gc_since = now
             return
         pause = now - self.gc_since
-        self.gc_ns += pause
+        self.switch.gc_ns += pause
         if is_wait(self.switch.current):
-            self.gc_wait_ns += pause
+            self.switch.gc_wait_ns += pause
         if pause > LONG_GC_NS:
             self.events.add("gc", self.step + 1, self.gc_since, pause)
 
@@ -423,26 +424,29 @@ def _renewed(old: Switch) -> Switch:
     return old
 
 
-def _merged(first: list[int], more: list[int]) -> list[int]:
+def _merged(first: bytes, more: bytes) -> bytes:
     """Two consecutive stretches of one step as one row: times add up, states are the later ones."""
-    latest = {
-        i for i, (name, _) in enumerate(c.STEP_COLUMNS[1:]) if name.endswith("_bytes")
-    }
-    flags = next(i for i, (name, _) in enumerate(c.STEP_COLUMNS[1:]) if name == "flags")
-    row = [b if i in latest else a + b for i, (a, b) in enumerate(zip(first, more, strict=True))]
-    row[0], row[1], row[flags] = first[0], more[1], first[flags] | more[flags]
-    return row
+    row = []
+    columns = zip(c.STEP_COLUMNS, ROW.unpack(first), ROW.unpack(more), strict=True)
+    for (name, _), a, b in columns:
+        if name == "begin_ns":
+            row.append(a)
+        elif name in ("step", "end_ns") or name.endswith("_bytes"):
+            row.append(b)
+        else:
+            row.append(a | b if name == "flags" else a + b)
+    return ROW.pack(*row)
 
 
 def _switch_cost_ns() -> tuple[int, int]:
     """What one phase switch and one row cost here, measured on scratch objects."""
-    scratch, pack = Switch(), fmt.row_struct(c.STEP_COLUMNS)
+    scratch = Switch()
     scratch.thread = threading.get_ident()
-    buffer, values = bytearray(pack.size), [1] * len(c.STEP_COLUMNS)
     wrapped = timed(_nothing, scratch, c.FORWARD)
     switch_ns = _fastest_ns(wrapped)
     # Packing is about a third of what ending a step costs (list, counters, sequence number).
-    row_ns = 3 * _fastest_ns(lambda: pack.pack_into(buffer, 0, *values))
+    buffer = bytearray(256)
+    row_ns = 3 * _fastest_ns(lambda: scratch.publish(buffer, 0, 256, 1, 1, 1, 1, 1, 1, 1))
     return switch_ns, row_ns
 
 
@@ -488,9 +492,11 @@ def _open_recording(session: Session, tensor: Any) -> None:
         session.measured &= ~(1 << c.H2D)  # no device to copy to: not measured, not 0
     if who["world_size"] == 1:
         session.measured &= ~(1 << c.SYNC)
+    session.flags = session.measured
     session.writer = RecordingWriter(stem + ".steps", c.STEP_COLUMNS, header)
-    session.switch.live, session.switch.live_at = session.writer.live, fmt.LIVE_PHASE  # type: ignore[assignment]
+    session.switch.show_in(session.writer.live, fmt.LIVE_PHASE)
     if device is not None:
+        session.flags |= c.FLAG_DEVICE_MEMORY
         session.use_device(device, stem + ".device", {**header, "kind": "device"})
     session.events.open(stem + ".events.jsonl")
     try:

@@ -7,10 +7,13 @@ construction. No torch here, no files: integers and one clock.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
-from typing import Final
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Final
 
+from traceml.recording.format import SEQUENCE, row_struct
 from traceml.schema import catalog as c
 
 AFTER_VALIDATION: Final = c.RECORDED_SLOTS
@@ -24,9 +27,17 @@ PENDING_EVAL: Final = -1
 PENDING_FETCH: Final = -2
 """A batch whose loader's role is not known yet: the forward pass that uses it tells."""
 
+PASS: Final = -9
+"""Answer of `enter`: another thread, or already inside a phase; the call passes straight through."""
+
 SHORT_GAP_NS: Final = 100_000
-CPU_WATCH_STEPS: Final = 256
+LONG_GAP_WEIGHT: Final = 16
+CPU_WATCH_FROM: Final = 17
+CPU_WATCH_MOST: Final = 256
+"""Reading the thread's CPU time costs more than all else here, so it is read only while long gaps
+are no rarity: each one counts 16, each short one takes 1 back, and from 17 on it is watched."""
 _ZEROS: Final = [0] * SLOTS
+ROW: Final = row_struct(c.STEP_COLUMNS)
 
 
 def is_wait(slot: int) -> bool:
@@ -48,22 +59,29 @@ _AFTER: Final = [_place_after(slot) for slot in range(SLOTS)]
 _IS_WAIT: Final = [is_wait(slot) for slot in range(SLOTS)]
 
 
-class Switch:
+class PythonSwitch:
     """Where the training thread is, since when, and what each slot of the step has cost so far."""
 
     __slots__ = (
+        "backwards",
         "begin",
+        "blind",
         "clock",
         "cpu_clock",
         "cpu_since",
         "cpu_watch",
         "current",
+        "fetches",
+        "gc_ns",
+        "gc_wait_ns",
         "live",
         "live_at",
         "mark",
+        "samples",
         "since",
         "switches",
         "thread",
+        "tokens",
         "totals",
     )
 
@@ -74,19 +92,27 @@ class Switch:
     ) -> None:
         self.clock = clock
         self.cpu_clock = cpu_clock
-        self.thread = -1  # nobody: every patch passes straight through
-        self.live: bytearray | memoryview = bytearray(1)
+        self.thread = -1  # nobody: every call passes straight through
+        self.live: Any = bytearray(1)
         self.live_at = 0
         self.mark: Callable[[int], None] | None = None  # device clock: told which slot just ended
         self.totals = _ZEROS.copy()
         self.current = c.WAIT_START
         self.begin = self.since = clock()
         self.cpu_watch = 0
+        self.blind = False  # no module call in sight: the gap before backward holds the forward pass
         self.cpu_since = 0
         self.switches = 0
+        self.forget_counts()
 
     def enter(self, slot: int) -> int:
-        """Start `slot`; returns the outer slot, to be handed to `leave`."""
+        """Start `slot` unless a phase is running; returns what `leave` wants, or PASS."""
+        if self.current < c.FIRST_USER or get_ident() != self.thread:
+            return PASS
+        return self.enter_inside(slot)
+
+    def enter_inside(self, slot: int) -> int:
+        """Start `slot` inside whatever is current; the caller knows that this is the training thread."""
         now = self.clock()
         outer = self.current
         self.totals[outer] += now - self.since
@@ -106,11 +132,14 @@ class Switch:
         self.since = now
         if _IS_WAIT[outer]:
             # zero_grad and the like say nothing about where in the step we are.
-            outer = outer if slot == c.OPTIMIZER else _AFTER[slot]
-            if self.cpu_watch:
+            if slot != c.OPTIMIZER:
+                outer = _AFTER[slot]
+            if self.cpu_watch >= CPU_WATCH_FROM and (slot == c.FORWARD or self.blind):
                 self.cpu_since = self.cpu_clock()
         self.current = outer
-        self.live[self.live_at] = outer
+        self.live[self.live_at] = outer & 255
+        if slot == c.BACKWARD:
+            self.backwards += 1
         if self.mark is not None:
             self.mark(slot)
         return now
@@ -122,20 +151,22 @@ class Switch:
         thread's CPU time is, so that a sleep or a blocking write in the same place stays `wait`.
         """
         outer = self.current
+        if outer < c.FIRST_USER or get_ident() != self.thread:
+            return PASS
         if outer != c.WAIT_FORWARD and not (slot == c.BACKWARD and _IS_WAIT[outer]):
-            return self.enter(slot)
+            return self.enter_inside(slot)
         now = self.clock()
         gap = now - self.since
         if gap <= SHORT_GAP_NS:
             loss = gap
             if self.cpu_watch:
                 self.cpu_watch -= 1
-        elif self.cpu_watch:
-            loss = min(gap, self.cpu_clock() - self.cpu_since)
-            self.cpu_watch = CPU_WATCH_STEPS
         else:
-            loss = 0  # not observed this time; watch from now on
-            self.cpu_watch = CPU_WATCH_STEPS
+            watched = self.cpu_since != 0
+            loss = min(gap, self.cpu_clock() - self.cpu_since) if watched else 0
+            self.cpu_watch = min(self.cpu_watch + LONG_GAP_WEIGHT, CPU_WATCH_MOST)
+            self.blind = outer != c.WAIT_FORWARD
+        self.cpu_since = 0
         self.totals[c.FORWARD] += loss
         self.totals[outer] += gap - loss
         self.since = now
@@ -146,13 +177,25 @@ class Switch:
             self.mark(c.FORWARD if 2 * loss >= gap else outer)
         return outer
 
+    def enter_optimizer(self) -> int:
+        """Like `enter_compute`; an optimizer may also step inside a backward pass."""
+        if self.current == c.BACKWARD and get_ident() == self.thread:
+            return self.enter_inside(c.OPTIMIZER)
+        return self.enter_compute(c.OPTIMIZER)
+
     def enter_validation(self) -> int:
         """Like `enter`; the time since the previous validation phase belongs to validation too."""
-        if self.current == AFTER_VALIDATION:
-            self.current = c.VALIDATION
-            outer = self.enter(c.VALIDATION)
-            return AFTER_VALIDATION if outer == c.VALIDATION else outer
-        return self.enter(c.VALIDATION)
+        if self.current != AFTER_VALIDATION:
+            return self.enter(c.VALIDATION)
+        if get_ident() != self.thread:
+            return PASS
+        self.current = c.VALIDATION
+        self.enter_inside(c.VALIDATION)
+        return AFTER_VALIDATION
+
+    def charged(self, slot: int) -> int:
+        """What this slot of the running step has been charged so far."""
+        return self.totals[slot]
 
     def flush(self, now: int) -> None:
         """Charge the running slot up to `now` without leaving it."""
@@ -164,10 +207,107 @@ class Switch:
         self.totals[target] += self.totals[source]
         self.totals[source] = 0
 
+    def fetched(self, samples: int, tokens: int) -> None:
+        """A batch of this size came in."""
+        self.fetches += 1
+        self.samples += samples
+        self.tokens += tokens
+
+    def forget_counts(self) -> None:
+        """What was counted in this step was not of this step."""
+        self.fetches = self.backwards = self.samples = self.tokens = 0
+        self.gc_ns = self.gc_wait_ns = 0
+
+    def publish(
+        self,
+        buffer: Any,
+        offset: int,
+        size: int,
+        sequence: int,
+        step: int,
+        now: int,
+        rss: int,
+        allocated: int,
+        reserved: int,
+        flags: int,
+    ) -> None:
+        """End the step at `now`: write its row, the sequence number last, and begin the next one."""
+        self.flush(now)
+        self.move(PENDING_FETCH, c.INPUT)
+        self.move(PENDING_EVAL, c.VALIDATION)
+        self.move(AFTER_VALIDATION, c.WAIT_OTHER)
+        ROW.pack_into(
+            buffer,
+            offset,
+            step,
+            self.begin,
+            now,
+            *self.totals[: c.RECORDED_SLOTS],
+            self.gc_ns,
+            self.gc_wait_ns,
+            rss,
+            allocated,
+            reserved,
+            self.samples,
+            self.tokens,
+            flags,
+            self.fetches or self.backwards,
+            self.switches,
+            0,
+        )
+        SEQUENCE.pack_into(buffer, offset + size - SEQUENCE.size, sequence)
+        self.restart(now)
+
+    def show_in(self, buffer: Any, offset: int) -> None:
+        """From now on the current slot can be seen in this byte."""
+        self.live, self.live_at = (buffer, offset) if buffer is not None else (bytearray(1), 0)
+
     def restart(self, now: int) -> None:
         """Begin a new step at `now`."""
         self.totals = _ZEROS.copy()
+        self.forget_counts()
         self.begin = self.since = now
         self.switches = 0
         if _IS_WAIT[self.current]:
             self.current = c.WAIT_START
+
+
+def _fast_switch() -> type[PythonSwitch]:
+    """The same class in C, where it could be built and loaded; it is told the numbers of this module."""
+    if os.environ.get("TRACEML_PURE_PYTHON", "0") not in ("", "0"):
+        return PythonSwitch
+    try:
+        from traceml.capture import _switch  # type: ignore[attr-defined]
+    except ImportError:
+        return PythonSwitch
+    _switch.configure(
+        SLOTS,
+        c.RECORDED_SLOTS,
+        c.FIRST_USER,
+        c.FIRST_WAIT,
+        AFTER_VALIDATION,
+        PENDING_EVAL,
+        PENDING_FETCH,
+        c.INPUT,
+        c.FORWARD,
+        c.BACKWARD,
+        c.OPTIMIZER,
+        c.VALIDATION,
+        c.WAIT_START,
+        c.WAIT_FORWARD,
+        c.WAIT_OTHER,
+        SHORT_GAP_NS,
+        LONG_GAP_WEIGHT,
+        CPU_WATCH_FROM,
+        CPU_WATCH_MOST,
+        bytes(_IS_WAIT),
+        bytes(_AFTER),
+    )
+    fast: type[PythonSwitch] = _switch.Switch
+    return fast
+
+
+if TYPE_CHECKING:
+    Switch = PythonSwitch
+else:
+    Switch = _fast_switch()

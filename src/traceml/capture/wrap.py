@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from threading import get_ident
 from typing import Any, Final
 
-from traceml.capture.switch import Switch
+from traceml.capture.switch import PASS, Switch
 from traceml.schema import catalog as c
 
 ORIGINAL: Final = "_traceml_original"
@@ -24,7 +23,7 @@ def timed(
     original: Callable[..., Any],
     switch: Switch,
     slot: int,
-    is_compiling: Callable[[], bool] = lambda: False,
+    is_compiling: Callable[[], bool] | None = None,
     done: Callable[[int, int], None] | None = None,
 ) -> Callable[..., Any]:
     """`original`, charged to `slot` when the training thread calls it outside any other phase.
@@ -32,24 +31,41 @@ def timed(
     `is_compiling` comes first in the test: inside torch.compile it is a constant, so that the compiler sees
     nothing of ours. `done(began, ended)` is told of each completed call.
     """
-    enter = switch.enter_compute if slot in (c.FORWARD, c.BACKWARD, c.OPTIMIZER) else switch.enter
+    enter = switch.enter_compute if slot == c.OPTIMIZER else switch.enter
+    leave = switch.leave
 
-    @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or switch.current < c.FIRST_USER or get_ident() != switch.thread:
+        outer = enter(slot)
+        if outer == PASS:
+            return original(*args, **kwargs)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as problem:
+            leave(outer)
+            hide_frame(problem)
+            raise
+        leave(outer)
+        return result
+
+    def telling(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling is not None and is_compiling():
             return original(*args, **kwargs)
         outer = enter(slot)
+        if outer == PASS:
+            return original(*args, **kwargs)
         began = switch.since
         try:
             result = original(*args, **kwargs)
         except BaseException as problem:
-            switch.leave(outer)
+            leave(outer)
             hide_frame(problem)
             raise
-        ended = switch.leave(outer)
+        ended = leave(outer)
         if done is not None:
             done(began, ended)
         return result
 
-    setattr(wrapper, ORIGINAL, original)
-    return wrapper
+    chosen = wrapper if is_compiling is None and done is None else telling
+    functools.update_wrapper(chosen, original)
+    setattr(chosen, ORIGINAL, original)
+    return chosen

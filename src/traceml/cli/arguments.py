@@ -1,7 +1,8 @@
 """`[our flags] target [our flags] [--args|--] [the script's flags]`, told apart without guessing.
 
-After a script or `-m module`, our flags are taken up to the first word that is none of them; from there on, or after
-`--args` or `--`, everything belongs to the script. After any other command everything belongs to the command.
+After a script or `-m module`, our flags are taken up to the first word that is none of them; from there
+on, or after `--args` or `--`, everything belongs to the script. After any other command everything
+belongs to the command.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ def _toml(path: Path) -> dict[str, Any]:
     else:
         import tomli as tomllib
     try:
-        return tomllib.loads(path.read_text())
+        found: dict[str, Any] = tomllib.loads(path.read_text())
+        return found
     except (ValueError, OSError) as problem:
         if "[tool.traceml]" not in path.read_text(errors="replace"):
             return {}  # somebody else's broken file is not our business

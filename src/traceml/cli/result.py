@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,8 @@ def build(folder: Path, manifest: dict[str, Any], final: bool) -> Summary:
     if facts.end_ns is None:
         ends = [int(r.rows["end_ns"][-1]) for r in recording.ranks if len(r.rows)]
         end = max(ends, default=None) if final else time.perf_counter_ns()
-        facts = msgspec.structs.replace(facts, end_ns=end) if False else _with_end(facts, end)
+        facts = replace(facts, end_ns=end)
     return summarize(recording, facts, final)
-
-
-def _with_end(facts: RunFacts, end_ns: int | None) -> RunFacts:
-    from dataclasses import replace
-
-    return replace(facts, end_ns=end_ns)
 
 
 def facts_of(manifest: dict[str, Any]) -> RunFacts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def main(words: list[str]) -> int:
     try:
         child = Child(command, environment)
     except OSError as problem:
-        rundir.shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         raise CommandError(f"{command[0]}: cannot be started ({problem.strerror})") from None
     surroundings = Surroundings(Path.cwd())
     manifest = monitor.begin_manifest(folder, command, settings.mode, surroundings.facts)
@@ -79,9 +80,7 @@ def _short(path: Path) -> str:
 
 def usage() -> str:
     """`traceml run --help`."""
-    rows = "\n".join(
-        f"  {s.flag + ('' if s.is_switch else ' VALUE'):<22}{s.help}" for s in SETTINGS
-    )
+    rows = "\n".join(f"  {s.flag + ('' if s.is_switch else ' VALUE'):<22}{s.help}" for s in SETTINGS)
     return (
         "usage: traceml run [flags] train.py [flags] [--args|--] [the script's arguments]\n"
         "       traceml run [flags] -m package.module [flags] [--args|--] [arguments]\n"

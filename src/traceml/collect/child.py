@@ -1,8 +1,8 @@
 """The training command as a child: its signals, its output and its exit code pass through untouched.
 
-The child keeps our process group and terminal. A signal that the terminal sends reaches it by itself; one that
-somebody sends to us alone (Slurm, `docker stop`, `kill`) is passed on. We never react by dying: the verdict
-comes after the command has ended.
+The child keeps our process group and terminal. A signal that the terminal sends reaches it by itself;
+one that somebody sends to us alone (Slurm, `docker stop`, `kill`) is passed on. We never react by dying:
+the verdict comes after the command has ended.
 """
 
 from __future__ import annotations

@@ -24,9 +24,7 @@ class Gauges:
 
     def __init__(self, recording: Path, gpus: GpuSource) -> None:
         self._gpus = gpus
-        self._system = RecordingWriter(
-            str(recording / "system.gauges"), c.SYSTEM_COLUMNS, {"kind": "system"}
-        )
+        self._system = RecordingWriter(str(recording / "system.gauges"), c.SYSTEM_COLUMNS, {"kind": "system"})
         self._process = RecordingWriter(
             str(recording / "process.gauges"), c.PROCESS_COLUMNS, {"kind": "process"}
         )
@@ -107,11 +105,7 @@ def gpu_columns(readings: list[GpuReading]) -> list[float]:
     ]
     temps = [r.temp_c for r in readings if r.temp_c is not None]
     powers = [r.power_w for r in readings if r.power_w is not None]
-    loads = [
-        100 * r.power_w / r.power_limit_w
-        for r in readings
-        if r.power_w is not None and r.power_limit_w
-    ]
+    loads = [100 * r.power_w / r.power_limit_w for r in readings if r.power_w is not None and r.power_limit_w]
     most = max(full, key=lambda pair: pair[1], default=(math.nan, math.nan))
     return [
         sum(utils) / len(utils) if utils else math.nan,

@@ -75,7 +75,7 @@ def _text(value: bytes | str) -> str:
 
 
 def visible_indices(visible: str | None, uuids: list[str]) -> list[int]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, by index or (prefix of) UUID; it stops at the first bad one."""
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, by index or UUID; it stops at the first bad one."""
     if visible is None:
         return list(range(len(uuids)))
     found = []

@@ -107,7 +107,7 @@ def end_manifest(
 ) -> dict[str, Any]:
     """The same manifest once the command has ended with this code."""
     status, reason = how_it_ended(code, signals)
-    ended = {
+    return {
         **manifest,
         "status": status,
         "exit_code": code,
@@ -116,7 +116,6 @@ def end_manifest(
         "end_ns": time.perf_counter_ns(),
         "monitor": own_cost(),
     }
-    return ended
 
 
 def how_it_ended(code: int | None, signals: list[int]) -> tuple[str, str | None]:

@@ -32,7 +32,7 @@ def _own_groups(root: Path, proc: Path) -> list[Path]:
     except OSError:
         return folders
     for line in lines:
-        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers and "cpu" not in controllers.split(","):
             continue
         base = root / controllers if controllers else root

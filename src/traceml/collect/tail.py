@@ -83,7 +83,8 @@ def latest_of_each_step(rows: NDArray[np.void]) -> NDArray[np.void]:
     superseded = rows["step"][1:] == rows["step"][:-1]
     if not superseded.any():
         return rows
-    return rows[np.append(~superseded, True)]
+    kept: NDArray[np.void] = rows[np.append(~superseded, True)]
+    return kept
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

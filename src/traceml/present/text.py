@@ -1,4 +1,4 @@
-"""final_summary.txt and the screen: verdict, why, next, then the evidence. At most 100 columns, no colour needed."""
+"""final_summary.txt and the screen: verdict, why, next, then the evidence, in at most 100 columns."""
 
 from __future__ import annotations
 
@@ -128,7 +128,15 @@ def _step_time(summary: Summary) -> list[str]:
     return lines
 
 
-ALWAYS = ("step_ms", "input_ms", "forward_ms", "backward_ms", "optimizer_ms", "wait_ms", "compute_ms")
+ALWAYS = (
+    "step_ms",
+    "input_ms",
+    "forward_ms",
+    "backward_ms",
+    "optimizer_ms",
+    "wait_ms",
+    "compute_ms",
+)
 
 
 def _says_something(key: str, stat: MetricStat) -> bool:
@@ -139,7 +147,13 @@ def _time_cells(stat: MetricStat, many: bool) -> list[str]:
     share = fmt.share(stat.share) if stat.share is not None else ""
     if many:
         rank = "" if stat.worst.rank is None else f"r{stat.worst.rank}"
-        return [fmt.ms(stat.median.value), fmt.ms(stat.worst.value), rank, fmt.share(stat.skew), share]
+        return [
+            fmt.ms(stat.median.value),
+            fmt.ms(stat.worst.value),
+            rank,
+            fmt.share(stat.skew),
+            share,
+        ]
     return [fmt.ms(stat.average), share, fmt.ms(stat.p5), fmt.ms(stat.p95)]
 
 
@@ -174,7 +188,9 @@ def _memory(summary: Summary) -> list[str]:
             )
     if len(table) > 1:
         lines += _table(table)
-        lines.append(f"  Head/tail delta (worst rank): {fmt.size(section.window.get('head_tail_delta_bytes'))}")
+        lines.append(
+            f"  Head/tail delta (worst rank): {fmt.size(section.window.get('head_tail_delta_bytes'))}"
+        )
     return lines
 
 

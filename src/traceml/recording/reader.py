@@ -99,6 +99,4 @@ def _row_dtype(path: Path, header: dict[str, Any], row_size: int) -> np.dtype[np
     offsets.append(row_size - 8)
     if at > row_size - 8 or len(set(names)) != len(names):
         raise UnreadableRecording(f"{path}: damaged column list")
-    return np.dtype(
-        {"names": names, "formats": formats, "offsets": offsets, "itemsize": row_size}
-    )
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": row_size})

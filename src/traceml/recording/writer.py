@@ -30,30 +30,28 @@ class RecordingWriter:
 
     __slots__ = (
         "_body",
-        "_end",
         "_fd",
         "_header",
-        "_map",
         "_next_chunk",
-        "_offset",
-        "_row_size",
         "_sequence_at",
         "count",
+        "end",
         "failed",
+        "map",
+        "offset",
         "path",
+        "row_size",
     )
 
-    def __init__(
-        self, path: str, columns: tuple[tuple[str, str], ...], header: dict[str, Any]
-    ) -> None:
+    def __init__(self, path: str, columns: tuple[tuple[str, str], ...], header: dict[str, Any]) -> None:
         self.path = path
         self.count = 0
         self.failed = False
         self._body = fmt.row_struct(columns)
-        self._row_size = fmt.padded_row_size(self._body.size)
-        self._sequence_at = self._row_size - fmt.SEQUENCE.size
+        self.row_size = fmt.padded_row_size(self._body.size)
+        self._sequence_at = self.row_size - fmt.SEQUENCE.size
         self._next_chunk = fmt.HEADER_SIZE
-        self._offset = self._end = 0
+        self.offset = self.end = 0
         text = json.dumps({**header, "columns": [list(c) for c in columns]}).encode()
         if len(text) > fmt.LIVE_OFFSET - fmt.PREFIX.size:
             raise ValueError(f"recording header of {len(text)} bytes does not fit")
@@ -61,14 +59,12 @@ class RecordingWriter:
         self._fd = os.open(path, flags, 0o644)
         reserve(self._fd, 0, fmt.HEADER_SIZE)
         self._header = mmap.mmap(self._fd, fmt.HEADER_SIZE)
-        self._map = self._header
+        self.map = self._header
         self._header[fmt.PREFIX.size : fmt.PREFIX.size + len(text)] = text
         # The magic goes last: a header without it was never finished and is not read.
-        fmt.PREFIX.pack_into(
-            self._header, 0, b"", fmt.VERSION, fmt.HEADER_SIZE, self._row_size, len(text)
-        )
+        fmt.PREFIX.pack_into(self._header, 0, b"", fmt.VERSION, fmt.HEADER_SIZE, self.row_size, len(text))
         self._header[0 : len(fmt.MAGIC)] = fmt.MAGIC
-        self._grow()
+        self.grow()
 
     @property
     def live(self) -> mmap.mmap:
@@ -76,16 +72,20 @@ class RecordingWriter:
         return self._header
 
     def append(self, *values: float) -> None:
-        """Publish one row: body first, sequence number last."""
-        offset = self._offset
-        if offset == self._end:
-            if self.failed or not self._grow():
+        """Publish one row."""
+        self.append_packed(self._body.pack(*values))
+
+    def append_packed(self, body: bytes) -> None:
+        """Publish one row that is packed already: body first, sequence number last."""
+        offset = self.offset
+        if offset == self.end:
+            if self.failed or not self.grow():
                 return
-            offset = self._offset
-        self._body.pack_into(self._map, offset, *values)
+            offset = self.offset
+        self.map[offset : offset + len(body)] = body
         self.count += 1
-        fmt.SEQUENCE.pack_into(self._map, offset + self._sequence_at, self.count)
-        self._offset = offset + self._row_size
+        fmt.SEQUENCE.pack_into(self.map, offset + self._sequence_at, self.count)
+        self.offset = offset + self.row_size
 
     def set_name(self, slot: int, name: str) -> None:
         """Name a user column; shown by readers, cut to what fits."""
@@ -102,7 +102,7 @@ class RecordingWriter:
         if not self.failed:
             self.set_state(state)
 
-    def _grow(self) -> bool:
+    def grow(self) -> bool:
         """Reserve and map the next chunk; False (once, with the state set) when the disk is full."""
         try:
             reserve(self._fd, self._next_chunk, CHUNK_BYTES)
@@ -111,7 +111,7 @@ class RecordingWriter:
             self.failed = True
             self.set_state(fmt.STATE_LOST)
             raise
-        self._map = chunk
-        self._offset, self._end = 0, CHUNK_BYTES
+        self.map = chunk
+        self.offset, self.end = 0, CHUNK_BYTES
         self._next_chunk += CHUNK_BYTES
         return True

@@ -62,8 +62,6 @@ RECORDED_SLOTS: Final = FIRST_WAIT + len(WAIT_PLACES)
 """Slots of the phase switch that a step row holds: phases, user phases, wait places."""
 
 FLAG_INPUT_INFERRED: Final = 1 << 16
-FLAG_SAMPLES: Final = 1 << 17
-FLAG_TOKENS: Final = 1 << 18
 FLAG_RSS: Final = 1 << 19
 FLAG_DEVICE_MEMORY: Final = 1 << 20
 """Bits 0..15 of a row's `flags` say which phases were measured; these say the rest."""

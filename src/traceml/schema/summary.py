@@ -1,4 +1,4 @@
-"""The one object that everything shown is made from. Missing is None; times in ms, memory in bytes, shares 0..1."""
+"""The one object that everything shown is made from. Missing is None; ms, bytes, shares of 0..1."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class RankValue:
 
 @dataclass(frozen=True, slots=True)
 class MetricStat:
-    """A metric over ranks: the average, the median rank's value, the worst rank's, and the spread over steps."""
+    """A metric over ranks: average, the median rank's value, the worst rank's, the spread over steps."""
 
     average: float | None = None
     median: RankValue = field(default_factory=RankValue)

@@ -46,7 +46,8 @@ class TimeView:
     @cached_property
     def pace(self) -> Floats:
         """One series for the run: the median rank's step time without deliberate outside work."""
-        return np.asarray(np.median(self.window.judged_ns - self.outside, axis=0))
+        pace: Floats = np.median(self.window.judged_ns - self.outside, axis=0)
+        return pace
 
     @cached_property
     def shift(self) -> Shift | None:
@@ -57,7 +58,7 @@ class TimeView:
         """`pace` with a lasting shift taken out, so that what is left is jitter."""
         if self.shift is None:
             return self.pace
-        level = self.pace.copy()
+        level: Floats = self.pace.copy()
         level[self.shift.at :] *= self.shift.before / self.shift.after
         return level
 
@@ -150,7 +151,7 @@ def wait_heavy(view: TimeView) -> Measured:
 _WAIT_ADVICE: Final = {
     "checkpoint writing": "save less often, or asynchronously (torch.distributed.checkpoint.async_save)",
     "validation": "validate less often or on fewer batches",
-    "garbage collection": "collect less often (gc.freeze() after set-up, or gc.disable() with a manual rhythm)",
+    "garbage collection": "collect less often (gc.freeze() after set-up, or gc.disable() and collect rarely)",
     "": "look at logging, .item() calls, sleeps and Python work at that place in the loop",
 }
 _WAIT_ADVICE_OTHER: Final = "look at what that phase does on the training thread"
@@ -179,7 +180,8 @@ def jitter(view: TimeView) -> Measured | None:
     rhythm = f"every {period} steps" if period else f"{len(slow)} of {len(pace)} steps, no rhythm"
     where = f"{fmt.share(part)} of it in {LABELS.get(name, name)}" if name else "spread over phases"
     return Measured(
-        level=share,
+        # What other processes took from us is the machine's unrest, not the training's.
+        level=share - view.window.cpu_delay_share,
         score=share,
         words={
             "rhythm": rhythm,
@@ -193,6 +195,7 @@ def jitter(view: TimeView) -> Measured | None:
         evidence={
             "slow_steps": len(slow),
             "period": period,
+            "cpu_delay_share": view.window.cpu_delay_share,
             "extra_ms": per_slow_ms,
             "typical_ms": typical / 1e6,
             "where": name,
@@ -226,7 +229,7 @@ def slowdown(view: TimeView) -> Measured | None:
     share = extra_ms * late / max(window.mean_ms(window.judged_ns), 1e-9)
     step = int(window.steps[shift.at])
     return Measured(
-        level=shift.after / shift.before - 1,
+        level=shift.after / shift.before - 1 - window.cpu_delay_share,
         score=share,
         words={
             "step": f"{step}",

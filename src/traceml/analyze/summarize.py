@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,12 +27,13 @@ from traceml.schema.recorded import RankRecording, RunRecording
 from traceml.schema.summary import Finding, Member, MetricStat, Run, Section, Summary
 
 MOST_EVENTS = 200
+NOTABLE_CPU_DELAY = 0.05
 
 
 def summarize(recording: RunRecording, facts: RunFacts, final: bool = True) -> Summary:
     """The one object that everything shown is made from."""
     ranks = newest_of_each_rank(recording.ranks)
-    window = align(recording.ranks)
+    window = _with_cpu_delay(align(recording.ranks), recording, ranks)
     memory = memory_view(ranks, window, recording)
     step_time = _time_section(window, ranks)
     step_memory = _memory_section(memory, ranks)
@@ -57,6 +59,16 @@ def summarize(recording: RunRecording, facts: RunFacts, final: bool = True) -> S
         overhead=_overhead(window, facts),
         catalog=_catalog(window),
     )
+
+
+def _with_cpu_delay(window: Window, recording: RunRecording, ranks: dict[int, RankRecording]) -> Window:
+    """Tell the window how long its threads waited for a core: the worst rank's mean over the training."""
+    rows = _in_training(recording.process_rows, ranks)
+    if rows is None or not len(rows):
+        return window
+    per_rank = [rows["cpu_delay_percent"][rows["pid"] == r.pid] for r in ranks.values()]
+    means = [float(np.nanmean(p)) for p in per_rank if len(p) and not np.isnan(p).all()]
+    return replace(window, cpu_delay_share=max(means, default=0.0) / 100)
 
 
 def _section(findings: list[Finding], **parts: Any) -> Section:
@@ -274,16 +286,26 @@ def _process_section(
         on_cpu=_on_cpu(ranks),
         samples=samples,
     )
-    stats = {}
-    for key in keys:
-        table = np.array([[own[r][key] if own[r][key] is not None else np.nan] for r in own], dtype=float)
-        stats[key] = m.stat(tuple(own), table) if own else MetricStat()
+    stats = {k: _sampled_stat(rows, ranks, k) for k in sampled}
+    held = np.array([[v if (v := own[r][keys[-1]]) is not None else np.nan] for r in own], dtype=float)
+    stats[keys[-1]] = m.stat(tuple(own), held) if own else MetricStat()
     return _section(
         diagnose_context(view, PROCESS_RULES, "The training processes show no pressure."),
         window={"samples": samples},
         metrics=stats,
         ranks={str(r): _member(ranks, r, own[r]) for r in own},
     )
+
+
+def _sampled_stat(rows: NDArray[np.void] | None, ranks: dict[int, RankRecording], key: str) -> MetricStat:
+    """A process gauge over (rank, sample); ranks with fewer samples are padded with NaN."""
+    if rows is None or not len(rows) or not ranks:
+        return MetricStat()
+    own = [rows[key][rows["pid"] == r.pid] for r in ranks.values()]
+    table = np.full((len(own), max(len(v) for v in own) or 1), np.nan)
+    for line, values in zip(table, own, strict=True):
+        line[: len(values)] = values
+    return m.stat(tuple(ranks), table)
 
 
 def _reserved(recorded: RankRecording) -> float | None:
@@ -382,6 +404,11 @@ def _notes(
                 f"Warm-up left out: {len(window.warmup)} step(s); the first took "
                 f"{fmt.ms(window.warmup[0])}, a typical one {fmt.ms(mean)}."
             )
+    if window.cpu_delay_share >= NOTABLE_CPU_DELAY:
+        notes.append(
+            f"Other processes were busy on this machine: the training's threads waited for a core "
+            f"{fmt.share(window.cpu_delay_share)} of the time."
+        )
     if window.input_inferred:
         notes.append("Input time is inferred: no loader was seen feeding the loop.")
     if any(r.lost_rows for r in ranks.values()):

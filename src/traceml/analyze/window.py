@@ -37,6 +37,7 @@ class Window:
     warmup: tuple[float, ...] = field(default=())  # ms of each step that was left out
     total_steps: int = 0
     dark_ranks: tuple[int, ...] = ()
+    cpu_delay_share: float = 0.0  # time that the ranks' threads waited for a core: other work's doing
 
     @property
     def count(self) -> int:

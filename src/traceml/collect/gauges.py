@@ -62,11 +62,11 @@ class Gauges:
     def _process_row(self, pid: int, readings: list[GpuReading]) -> tuple[float, ...] | None:
         try:
             process = self._processes.setdefault(pid, _Process(pid))
-            cpu_percent, rss_bytes = process.usage()
+            cpu_percent, rss_bytes, delay_percent = process.usage()
         except psutil.Error:
             return None  # it has ended
         gpu = sum(r.process_bytes.get(pid, 0) for r in readings) if readings else None
-        return _or_nan(cpu_percent), rss_bytes, _or_nan(gpu)
+        return _or_nan(cpu_percent), rss_bytes, _or_nan(gpu), _or_nan(delay_percent)
 
 
 class _Process:
@@ -74,20 +74,35 @@ class _Process:
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
-        self._before: tuple[float, float] | None = None
+        self._before: tuple[float, float, float | None] | None = None
 
-    def usage(self) -> tuple[float | None, float]:
-        """(CPU percent since the last call, resident bytes of the process itself)."""
+    def usage(self) -> tuple[float | None, float, float | None]:
+        """(CPU percent since the last call, resident bytes, percent of time waiting for a core)."""
         seconds = _cpu_seconds(self._process)
         for child in self._process.children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 seconds += _cpu_seconds(child)
         now = time.monotonic()
-        before, self._before = self._before, (now, seconds)
-        percent = None
+        delay = run_delay_seconds(Path(f"/proc/{self._process.pid}/task"))
+        before, self._before = self._before, (now, seconds, delay)
+        percent = delay_percent = None
         if before is not None and now > before[0]:
             percent = max(0.0, 100 * (seconds - before[1]) / (now - before[0]))
-        return percent, float(self._process.memory_info().rss)
+            if delay is not None and before[2] is not None:
+                delay_percent = max(0.0, 100 * (delay - before[2]) / (now - before[0]))
+        return percent, float(self._process.memory_info().rss), delay_percent
+
+
+def run_delay_seconds(tasks: Path) -> float | None:
+    """Time that a process's threads were ready to run but had no core; None where Linux does not tell."""
+    total = 0
+    try:
+        for thread in tasks.iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                total += int((thread / "schedstat").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return total / 1e9
 
 
 def _cpu_seconds(process: psutil.Process) -> float:

@@ -27,11 +27,12 @@ class ImportWatch:
 
     def __init__(self):
         self.waiting = {}
+        self.done = set()
 
     def when_imported(self, name, callback):
         module = sys.modules.get(name)
         spec = getattr(module, "__spec__", None)
-        if module is not None and not getattr(spec, "_initializing", False):
+        if name in self.done or (module is not None and not getattr(spec, "_initializing", False)):
             callback(module)
             return
         self.waiting.setdefault(name, []).append(callback)
@@ -39,6 +40,7 @@ class ImportWatch:
             sys.meta_path.insert(0, self)
 
     def imported(self, module):
+        self.done.add(module.__name__)
         for callback in self.waiting.pop(module.__name__, ()):
             callback(module)
 

@@ -140,7 +140,7 @@ ALWAYS = (
 
 
 def _says_something(key: str, stat: MetricStat) -> bool:
-    return key in ALWAYS or bool(stat.worst.value)
+    return key in ALWAYS or (stat.share or 0.0) >= WORTH_A_ROW
 
 
 def _time_cells(stat: MetricStat, many: bool) -> list[str]:

@@ -135,6 +135,7 @@ PROCESS_METRICS: Final[tuple[Metric, ...]] = (
     Metric("cpu_percent", "CPU", "percent", "process", "100 % is one core; loader workers included"),
     Metric("rss_bytes", "RSS", "bytes", "process", "resident memory of the rank"),
     Metric("gpu_mem_used_bytes", "GPU used", "bytes", "process", "device memory of the process"),
+    Metric("cpu_delay_percent", "CPU delay", "percent", "process", "threads ready but without a core"),
     Metric("gpu_mem_reserved_bytes", "GPU reserved", "bytes", "process", "held by the allocator"),
 )
 METRICS: Final = STEP_TIME_METRICS + STEP_MEMORY_METRICS + SYSTEM_METRICS + PROCESS_METRICS
@@ -146,6 +147,6 @@ SYSTEM_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
 PROCESS_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("time_ns", "q"),
     ("pid", "q"),
-    *((m.key, "d") for m in PROCESS_METRICS[:3]),
+    *((m.key, "d") for m in PROCESS_METRICS[:-1]),
 )
 """`gpu_mem_reserved_bytes` comes from the rank's own rows: only its allocator knows."""

@@ -55,7 +55,9 @@ def rate(value: float | None) -> str:
 
 def seconds(value: float | None) -> str:
     """A duration given in seconds."""
-    return MISSING if value is None else ms(value * 1000) if value < 10 else _clock(value)
+    if value is None:
+        return MISSING
+    return ms(value * 1000) if value < 1 else _clock(value)
 
 
 def _clock(value: float) -> str:

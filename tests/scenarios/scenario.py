@@ -1,0 +1,235 @@
+"""A scenario: a fault-injected training through the command line, and what must be said about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SRC = Path(__file__).parents[2] / "src"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Expected verdict, and the injected milliseconds that must come out as a number."""
+
+    name: str
+    words: tuple[str, ...]
+    status: str | tuple[str, ...]
+    script: str = "loop.py"
+    section: str = "step_time"
+    phase: str | None = None
+    metric: str | None = None
+    injected_ms: float = 0.0
+    tolerance: float = 0.15
+    steps: int = 80
+    says: str = ""
+    micro_batches: int = 1
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+
+def traceml(*words: str, cwd: Path, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run `traceml` of this checkout as a user would."""
+    environment = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1", **more.pop("env", {})}
+    return subprocess.run(
+        [sys.executable, "-m", "traceml", *words],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        **more,
+    )
+
+
+def run(scenario: Scenario, folder: Path) -> tuple[dict[str, Any], subprocess.CompletedProcess[str]]:
+    """Run it; returns the summary and the finished command."""
+    script = str(SCRIPTS / scenario.script)
+    done = traceml("run", script, "--run-name", "run", "--args", *scenario.words, cwd=folder)
+    return json.loads((folder / "logs" / "run" / "final_summary.json").read_text()), done
+
+
+SCENARIOS = (
+    Scenario(
+        "slow dataset, no workers",
+        ("--batch-sleep", "20"),
+        "INPUT-BOUND",
+        metric="input_ms",
+        injected_ms=20,
+        phase="input",
+    ),
+    Scenario(
+        "slow dataset, 2 workers",
+        ("--batch-sleep", "40", "--workers", "2"),
+        "INPUT-BOUND",
+        metric="step_ms",
+        injected_ms=20,
+        phase="input",
+        tolerance=0.25,
+    ),
+    Scenario(
+        "slow iterable dataset",
+        ("--batch-sleep", "20", "--iterable"),
+        "INPUT-BOUND",
+        metric="input_ms",
+        injected_ms=20,
+        phase="input",
+    ),
+    Scenario(
+        "generator input",
+        ("--batch-sleep", "20", "--generator"),
+        "INPUT-BOUND",
+        metric="input_ms",
+        injected_ms=20,
+        phase="input",
+        says="inferred",
+    ),
+    Scenario(
+        "heavy forward",
+        ("--forward-sleep", "30"),
+        "COMPUTE-BOUND",
+        metric="forward_ms",
+        injected_ms=30,
+        phase="forward",
+    ),
+    Scenario(
+        "heavy backward",
+        ("--backward-sleep", "30"),
+        "COMPUTE-BOUND",
+        metric="backward_ms",
+        injected_ms=30,
+        phase="backward",
+    ),
+    Scenario(
+        "heavy optimizer",
+        ("--optimizer-sleep", "30"),
+        "COMPUTE-BOUND",
+        metric="optimizer_ms",
+        injected_ms=30,
+        phase="optimizer",
+    ),
+    Scenario(
+        "sleep after the step",
+        ("--step-sleep", "20"),
+        "WAIT-HEAVY",
+        metric="wait_ms",
+        injected_ms=20,
+        says="after the optimizer step",
+    ),
+    Scenario(
+        "sleep after the forward",
+        ("--loss-sleep", "20"),
+        "WAIT-HEAVY",
+        metric="wait_ms",
+        injected_ms=20,
+        says="after the forward pass",
+    ),
+    Scenario("logging in the step", ("--log-lines", "40"), "WAIT-HEAVY", says="after the optimizer step"),
+    Scenario(
+        "checkpoint each step",
+        ("--checkpoint", "--width", "1024"),
+        "WAIT-HEAVY",
+        phase="checkpoint",
+        says="checkpoint writing",
+    ),
+    Scenario(
+        "validation between steps",
+        ("--validate-every", "10", "--validate-ms", "200"),
+        "WAIT-HEAVY",
+        metric="validation_ms",
+        injected_ms=20,
+        phase="validation",
+        says="validation",
+    ),
+    Scenario(
+        "jitter",
+        ("--forward-sleep", "10", "--jitter-every", "10", "--jitter-ms", "60", "--steps", "120"),
+        "JITTER",
+        phase="wait",
+        steps=120,
+        says="every 10 steps",
+        evidence={"extra_ms": (60, 0.15), "period": (10, 0.0)},
+    ),
+    Scenario(
+        "slowdown",
+        ("--forward-sleep", "10", "--slow-from", "80", "--jitter-ms", "10", "--steps", "160"),
+        ("SLOWDOWN", "WAIT-HEAVY"),
+        steps=160,
+    ),
+    Scenario(
+        "GC storm",
+        (
+            "--gc-objects",
+            "300000",
+        ),
+        "WAIT-HEAVY",
+        says="garbage collection",
+    ),
+    Scenario(
+        "memory creep",
+        ("--leak-kb", "2000", "--steps", "150", "--forward-sleep", "5"),
+        "MEMORY CREEP",
+        section="step_memory",
+        steps=150,
+        evidence={"bytes_per_step": (2.048e6, 0.15)},
+    ),
+    Scenario(
+        "flat memory",
+        ("--steps", "150", "--forward-sleep", "5"),
+        "BALANCED",
+        section="step_memory",
+        steps=150,
+    ),
+    Scenario(
+        "gradient accumulation",
+        ("--accumulate", "4", "--forward-sleep", "5", "--width", "64"),
+        "COMPUTE-BOUND",
+        metric="forward_ms",
+        injected_ms=20,
+        phase="forward",
+        micro_batches=4,
+        tolerance=0.2,
+    ),
+    Scenario(
+        "autocast",
+        ("--autocast", "--forward-sleep", "20"),
+        "COMPUTE-BOUND",
+        metric="forward_ms",
+        injected_ms=20,
+        phase="forward",
+        tolerance=0.25,
+    ),
+    Scenario(
+        "gradient scaler that skips a step",
+        ("--scaler", "--forward-sleep", "20"),
+        "COMPUTE-BOUND",
+        metric="forward_ms",
+        injected_ms=20,
+        phase="forward",
+    ),
+    Scenario(
+        "torch.compile",
+        ("--compile", "--batch-sleep", "20"),
+        "INPUT-BOUND",
+        metric="input_ms",
+        injected_ms=20,
+        phase="input",
+    ),
+    Scenario("LBFGS closures", ("--lbfgs", "--forward-sleep", "10"), "COMPUTE-BOUND", phase="forward"),
+    Scenario(
+        "GAN with two optimizers",
+        ("80", "20"),
+        "COMPUTE-BOUND",
+        script="gan.py",
+        metric="forward_ms",
+        injected_ms=20,
+        phase="forward",
+    ),
+    Scenario("healthy", ("--width", "2048", "--batch", "128", "--clip"), ("COMPUTE-BOUND", "BALANCED")),
+)

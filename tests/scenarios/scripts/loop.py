@@ -1,0 +1,187 @@
+"""A plain training loop that knows nothing of TraceML; each flag injects one fault of a known size."""
+
+import argparse
+import gc
+import io
+import json
+import os
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=80)
+parser.add_argument("--batch", type=int, default=16)
+parser.add_argument("--width", type=int, default=512)
+parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--iterable", action="store_true")
+parser.add_argument("--batch-sleep", type=float, default=0.0, help="ms a batch in the dataset")
+parser.add_argument("--forward-sleep", type=float, default=0.0)
+parser.add_argument("--backward-sleep", type=float, default=0.0)
+parser.add_argument("--optimizer-sleep", type=float, default=0.0)
+parser.add_argument("--step-sleep", type=float, default=0.0, help="ms after the optimizer step")
+parser.add_argument("--loss-sleep", type=float, default=0.0, help="ms between forward and backward")
+parser.add_argument("--log-lines", type=int, default=0, help="lines written and synced to disk a step")
+parser.add_argument("--checkpoint", action="store_true")
+parser.add_argument("--validate-every", type=int, default=0)
+parser.add_argument("--validate-ms", type=float, default=0.0)
+parser.add_argument("--jitter-every", type=int, default=0)
+parser.add_argument("--jitter-ms", type=float, default=0.0)
+parser.add_argument("--slow-from", type=int, default=0)
+parser.add_argument("--gc-objects", type=int, default=0)
+parser.add_argument("--leak-kb", type=int, default=0)
+parser.add_argument("--accumulate", type=int, default=1)
+parser.add_argument("--generator", action="store_true")
+parser.add_argument("--autocast", action="store_true")
+parser.add_argument("--scaler", action="store_true")
+parser.add_argument("--compile", action="store_true")
+parser.add_argument("--lbfgs", action="store_true")
+parser.add_argument("--clip", action="store_true")
+args = parser.parse_args()
+
+torch.manual_seed(0)
+
+
+def sleep(ms):
+    if ms:
+        time.sleep(ms / 1000)
+
+
+class Data(Dataset):
+    """One sample is one batch, so that the sleep is per batch whatever the batch size."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __len__(self):
+        return self.batches
+
+    def __getitem__(self, index):
+        sleep(args.batch_sleep)
+        return torch.randn(args.batch, args.width), torch.randn(args.batch, 1)
+
+
+class Stream(IterableDataset):
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return (Data(1)[0] for _ in range(self.batches))
+
+
+class SlowBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        sleep(args.backward_sleep)
+        return grad
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(args.width, args.width), nn.ReLU(), nn.Linear(args.width, 1))
+
+    def forward(self, x):
+        if not args.compile:
+            sleep(args.forward_sleep)
+        x = self.body(x)
+        return SlowBackward.apply(x) if args.backward_sleep else x
+
+
+class SlowSGD(torch.optim.SGD):
+    def step(self, closure=None):
+        sleep(args.optimizer_sleep)
+        return super().step(closure)
+
+
+def generator(batches):
+    data = Data(batches)
+    for index in range(batches):
+        yield data[index]
+
+
+def validate(model):
+    model.eval()
+    with torch.no_grad():
+        for x, y in DataLoader(Data(4), batch_size=None):
+            sleep(args.validate_ms / 4)
+            nn.functional.mse_loss(model(x), y)
+    model.train()
+
+
+model = Model()
+trained = torch.compile(model, backend="eager", fullgraph=True) if args.compile else model
+optimizer = SlowSGD(model.parameters(), lr=1e-3)
+if args.lbfgs:
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=1e-3, max_iter=2)
+scaler = torch.amp.GradScaler("cpu") if args.scaler else None
+batches = args.steps * args.accumulate
+if args.generator:
+    loader = generator(batches)
+else:
+    source = Stream(batches) if args.iterable else Data(batches)
+    loader = DataLoader(source, batch_size=None, num_workers=args.workers)
+log = open("train.log", "w") if args.log_lines else None
+kept, keep_alive = [], []
+if args.gc_objects:
+    keep_alive = [[i] for i in range(args.gc_objects)]
+
+for index, (x, y) in enumerate(loader):
+    step = index // args.accumulate
+    if index % args.accumulate == 0:
+        optimizer.zero_grad()
+    if args.lbfgs:
+
+        def closure():
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(trained(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        continue
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=args.autocast):
+        loss = nn.functional.mse_loss(trained(x), y)
+    sleep(args.loss_sleep)
+    if scaler is not None:
+        if step == 5:
+            loss = loss * float("inf")  # the scaler skips this step
+        scaler.scale(loss).backward()
+    else:
+        loss.backward()
+    if (index + 1) % args.accumulate:
+        continue
+    if args.clip:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if scaler is not None:
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        optimizer.step()
+    sleep(args.step_sleep)
+    if args.slow_from and step >= args.slow_from:
+        sleep(args.jitter_ms)
+    if args.jitter_every and step % args.jitter_every == args.jitter_every - 1:
+        sleep(args.jitter_ms)
+    if log is not None:
+        for line in range(args.log_lines):
+            log.write(json.dumps({"step": step, "line": line, "loss": loss.item()}) + "\n")
+            log.flush()
+            os.fsync(log.fileno())
+    if args.checkpoint:
+        torch.save(model.state_dict(), io.BytesIO())
+        sleep(0)
+        torch.save(model.state_dict(), "checkpoint.pt")
+    if args.validate_every and step % args.validate_every == args.validate_every - 1:
+        validate(model)
+    if args.gc_objects:
+        gc.collect()
+    if args.leak_kb:
+        kept.append(torch.zeros(args.leak_kb * 256).fill_(1.0))
+print("done")

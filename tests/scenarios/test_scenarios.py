@@ -1,0 +1,67 @@
+"""Fault-injected trainings through the command line: the right label and the right number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scenarios.scenario import SCENARIOS, Scenario, run
+
+
+@pytest.mark.scenario
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)
+def test_scenario_gets_the_right_label_and_number(scenario: Scenario, tmp_path: Path) -> None:
+    """The injected fault is named, its milliseconds are right, and no step is lost."""
+    summary, done = run(scenario, tmp_path)
+    assert done.returncode == 0, done.stderr
+    for problem in problems(scenario, summary):
+        pytest.fail(f"{problem}\n{done.stderr}")
+
+
+def problems(scenario: Scenario, summary: dict[str, Any]) -> list[str]:
+    """Everything about this summary that is not as the scenario says."""
+    found = []
+    allowed = (scenario.status,) if isinstance(scenario.status, str) else scenario.status
+    diagnosis = summary[scenario.section]["diagnosis"]
+    if scenario.section == "step_time":
+        diagnosis = summary["primary_diagnosis"]
+    if diagnosis["status"] not in allowed:
+        found.append(f"said {diagnosis['status']}, expected {' or '.join(allowed)}")
+    if scenario.phase is not None and diagnosis["phase"] != scenario.phase:
+        found.append(f"phase {diagnosis['phase']}, expected {scenario.phase}")
+    if scenario.says and scenario.says not in diagnosis["summary"]:
+        found.append(f"{diagnosis['summary']!r} does not say {scenario.says!r}")
+    if scenario.metric is not None:
+        value = summary["step_time"]["metrics"][scenario.metric]["median"]["value"]
+        slack = scenario.tolerance * scenario.injected_ms
+        if value is None or not -0.02 * scenario.injected_ms <= value - scenario.injected_ms <= slack + 1.5:
+            found.append(f"{scenario.metric} is {value}, injected {scenario.injected_ms}")
+    for key, (expected, tolerance) in scenario.evidence.items():
+        value = diagnosis["evidence"].get(key)
+        if value is None or abs(value - expected) > tolerance * expected:
+            found.append(f"{key} is {value}, injected {expected}")
+    if summary["run"]["steps"]["total"] != scenario.steps:
+        found.append(f"{summary['run']['steps']['total']} steps, expected {scenario.steps}")
+    if summary["environment"]["micro_batches"] != scenario.micro_batches:
+        found.append(f"{summary['environment']['micro_batches']} micro-batches")
+    return found + unclosed(summary)
+
+
+def unclosed(summary: dict[str, Any]) -> list[str]:
+    """Promise 2: phases add up to the step, steps and named gaps to the run, within 1 %."""
+    found = []
+    metrics = summary["step_time"]["metrics"]
+    inside = ("step_ms", "compute_ms", "gc_ms")
+    total = sum(
+        m["average"]
+        for k, m in metrics.items()
+        if k.endswith("_ms") and k not in inside and m["average"] is not None
+    )
+    if abs(total - metrics["step_ms"]["average"]) > 0.01 * metrics["step_ms"]["average"]:
+        found.append(f"phases sum to {total}, a step takes {metrics['step_ms']['average']}")
+    parts = sum(summary["run"]["accounting"].values())
+    if abs(parts - summary["run"]["duration_s"]) > 0.01 * summary["run"]["duration_s"]:
+        found.append(f"parts sum to {parts}, the run took {summary['run']['duration_s']}")
+    return found

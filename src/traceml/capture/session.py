@@ -380,7 +380,7 @@ class Session:
         self.switch.gc_ns += pause
         if is_wait(self.switch.current):
             self.switch.gc_wait_ns += pause
-        if pause > LONG_GC_NS:
+        if pause > LONG_GC_NS and self.stepping:
             self.events.add("gc", self.step + 1, self.gc_since, pause)
 
     def user_slot(self, name: str) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from traceml.analyze.summarize import summarize
-from traceml.collect.rundir import SUMMARY_JSON, SUMMARY_TEXT, write_atomic, write_manifest
+from traceml.collect.rundir import SUMMARY_JSON, SUMMARY_TEXT, write_atomic
 from traceml.collect.tail import Tail
 from traceml.present.text import render
 from traceml.schema.facts import RunFacts
@@ -47,9 +47,12 @@ def encode_answer(summary: Summary) -> bytes:
     return msgspec.json.encode({"summary": summary, "text": render(summary)})
 
 
-def write(folder: Path, summary: Summary, text: str, manifest: dict[str, Any]) -> None:
-    """The files of an ended run."""
+def write_json(folder: Path, summary: Summary) -> bool:
+    """final_summary.json; True when it is there."""
     write_atomic(folder / SUMMARY_JSON, encode(summary))
+    return True
+
+
+def write_text(folder: Path, text: str) -> None:
+    """final_summary.txt."""
     write_atomic(folder / SUMMARY_TEXT, text.encode())
-    files = {"recording": "recording", "summary": SUMMARY_JSON, "text": SUMMARY_TEXT}
-    write_manifest(folder, {**manifest, "files": files})

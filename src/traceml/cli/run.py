@@ -55,20 +55,25 @@ def answer(folder: Path, path: Path) -> None:
     rundir.write_atomic(path, encode_answer(build(folder, rundir.read_manifest(folder), final=False)))
 
 
-@failsafe("writing the summary", None)
+@failsafe("making the summary", None)
 def finish(folder: Path, manifest: dict[str, Any], quiet: bool) -> None:
-    """Make the summary of an ended run, write it, print it to standard error."""
-    from traceml.cli.result import build, write
+    """Make the summary of an ended run, write it, print it to standard error.
+
+    Each part is guarded by itself: a file that cannot be written does not cost the verdict on the screen.
+    """
+    from traceml.cli import result
     from traceml.present.text import render
 
-    summary = build(folder, manifest, final=True)
-    text = render(summary)
+    failsafe("writing the manifest", None)(rundir.write_manifest)(folder, manifest)
+    summary = result.build(folder, manifest, final=True)
+    written = failsafe("writing final_summary.json", False)(result.write_json)(folder, summary)
+    text = failsafe("rendering the summary", "")(render)(summary)
+    failsafe("writing final_summary.txt", None)(result.write_text)(folder, text)
     if not quiet:
         sys.stderr.write(f"\n{text}")
-    write(folder, summary, text, manifest)
-    if not quiet:
-        sys.stderr.write(f"Summary: {_short(folder / rundir.SUMMARY_JSON)} and .txt\n")
-    sys.stderr.flush()
+        if written:
+            sys.stderr.write(f"Summary: {_short(folder / rundir.SUMMARY_JSON)} and .txt\n")
+        sys.stderr.flush()
 
 
 def _short(path: Path) -> str:

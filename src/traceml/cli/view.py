@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from traceml.cli.result import build, encode, write
+from traceml.cli.result import build, encode, write_json, write_text
 from traceml.collect.monitor import recovered_manifest
-from traceml.collect.rundir import RECORDING, SUMMARY_JSON, is_alive
+from traceml.collect.rundir import RECORDING, SUMMARY_JSON, is_alive, write_manifest
 from traceml.errors import CommandError, say
 from traceml.present.text import render
 from traceml.schema.summary import Summary
@@ -68,7 +68,9 @@ def rebuild(folder: Path) -> Summary:
     summary = build(folder, manifest, final=not running)
     if not running:
         try:
-            write(folder, summary, render(summary), manifest)
+            write_manifest(folder, manifest)
+            write_json(folder, summary)
+            write_text(folder, render(summary))
         except OSError as problem:
             say(f"the rebuilt summary could not be written to {folder} ({problem.strerror})")
     return summary

@@ -10,7 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from traceml.collect.rundir import RECORDING, read_manifest, write_manifest
+from traceml.collect.rundir import (
+    RECORDING,
+    SUMMARY_JSON,
+    SUMMARY_TEXT,
+    read_manifest,
+    write_manifest,
+)
 from traceml.errors import failsafe, say
 
 REQUEST_EVERY_S: Final = 0.1
@@ -96,7 +102,11 @@ def begin_manifest(
         "monitor_pid": os.getpid(),
         "cores": usable_cores(),
         "environment": surroundings,
-        "files": {"recording": RECORDING},
+        "files": {
+            "recording": f"{RECORDING}/",
+            "summary": SUMMARY_JSON,
+            "text": SUMMARY_TEXT,
+        },
     }
     failsafe("writing the manifest", None)(write_manifest)(folder, manifest)
     return manifest

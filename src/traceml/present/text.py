@@ -139,6 +139,9 @@ ALWAYS = (
 )
 
 
+WORTH_A_ROW = 0.001
+
+
 def _says_something(key: str, stat: MetricStat) -> bool:
     return key in ALWAYS or (stat.share or 0.0) >= WORTH_A_ROW
 

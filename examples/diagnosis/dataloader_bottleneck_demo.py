@@ -1,7 +1,8 @@
 """The same training twice: once with a slow input path, once with a fast one.
 
-    traceml run examples/diagnosis/dataloader_bottleneck_demo.py --run-name compare_slow --args --scenario slow
-    traceml run examples/diagnosis/dataloader_bottleneck_demo.py --run-name compare_fast --args --scenario fast
+    D=examples/diagnosis/dataloader_bottleneck_demo.py
+    traceml run $D --run-name compare_slow --args --scenario slow
+    traceml run $D --run-name compare_fast --args --scenario fast
 
 The script knows nothing of TraceML. The slow scenario sleeps in the dataset, as a slow decode or a remote
 read would; the fast one hands out samples that are ready.

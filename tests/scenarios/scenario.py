@@ -140,11 +140,12 @@ SCENARIOS = (
     ),
     Scenario(
         "validation between steps",
-        ("--validate-every", "10", "--validate-ms", "200"),
+        ("--validate-every", "10", "--validate-ms", "200", "--steps", "81"),
         "WAIT-HEAVY",
         metric="validation_ms",
         injected_ms=20,
         phase="validation",
+        steps=81,
         says="validation",
     ),
     Scenario(

@@ -9,6 +9,7 @@ compile as before.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -19,6 +20,18 @@ from traceml.errors import failsafe
 from traceml.schema import catalog as c
 
 LEARN_STEPS: Final = 2
+
+
+def _tell_compiler(module_class: Any) -> None:
+    """torch.compile keeps a note of the plain `Module.__call__` and looks past exactly that one.
+
+    While ours is in its place the note says ours, so that the compiler looks past it just the same: it
+    neither traces it nor depends on it, and taking it out again makes nothing compile anew.
+    """
+    for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
+        module = sys.modules.get(name)
+        if hasattr(module, "unpatched_nn_module_call"):
+            module.unpatched_nn_module_call = module_class.__call__  # type: ignore[union-attr]
 
 
 class ForwardPatch:
@@ -38,6 +51,7 @@ class ForwardPatch:
         if not self.learning:
             self.learning = self.session.settling = True
             self._patch(self.module_class)
+            _tell_compiler(self.module_class)
 
     def settle(self) -> None:
         """A step completed: from now on wrap only the classes that were seen outermost."""
@@ -45,6 +59,7 @@ class ForwardPatch:
             return
         self.learning = self.session.settling = False
         self._unpatch(self.module_class)
+        _tell_compiler(self.module_class)
         for cls in self.roots:
             if not any(done is cls for done, _ in self.patched):
                 self._patch(cls)
@@ -53,6 +68,7 @@ class ForwardPatch:
         """Put every class back."""
         for cls, _ in list(self.patched):
             self._unpatch(cls)
+        _tell_compiler(self.module_class)
         self.learning = False
 
     def _patch(self, cls: type) -> None:

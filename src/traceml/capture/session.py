@@ -349,6 +349,8 @@ class Session:
     def use_device(self, device: Device, path: str, header: dict[str, Any]) -> None:
         """Time on this accelerator too: its rows go to a recording of their own."""
         self.device = device
+        self.flags |= c.FLAG_DEVICE_MEMORY
+        self.attention = True
         publish = RecordingWriter(path, c.DEVICE_COLUMNS, header).append
         self.device_clock = DeviceClock(device, publish)
         self.switch.mark = self.device_clock.mark
@@ -496,7 +498,6 @@ def _open_recording(session: Session, tensor: Any) -> None:
     session.writer = RecordingWriter(stem + ".steps", c.STEP_COLUMNS, header)
     session.switch.show_in(session.writer.live, fmt.LIVE_PHASE)
     if device is not None:
-        session.flags |= c.FLAG_DEVICE_MEMORY
         session.use_device(device, stem + ".device", {**header, "kind": "device"})
     session.events.open(stem + ".events.jsonl")
     try:

@@ -1,0 +1,396 @@
+"""Where a step begins and ends, and which phase its time goes to, on real torch."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import traceml
+from tests.capture.conftest import Recorder
+from traceml.schema import catalog as c
+
+Make = Callable[..., Any]
+LOSS = nn.functional.mse_loss
+
+
+def step(model: Any, optimizer: Any, x: Any, y: Any) -> None:
+    optimizer.zero_grad()
+    LOSS(model(x), y).backward()
+    optimizer.step()
+
+
+def test_one_row_a_step_that_adds_up(recorder: Recorder, make_training: Make) -> None:
+    """Each optimizer step is one row, and the slots of a row add up to its duration exactly."""
+    model, optimizer, loader = make_training(12)
+    for x, y in loader:
+        step(model, optimizer, x, y)
+    rows = recorder.rows()
+    assert list(rows["step"]) == list(range(1, 13))
+    slots = [name for name, _ in c.STEP_COLUMNS[3 : 3 + c.RECORDED_SLOTS]]
+    total = np.sum([rows[name] for name in slots], axis=0)
+    assert (total == rows["end_ns"] - rows["begin_ns"]).all()
+    assert (rows["begin_ns"][1:] == rows["end_ns"][:-1]).all()
+    assert (rows["samples"] == 4).all()
+    for phase in ("input", "forward", "backward", "optimizer"):
+        assert (rows[phase] > 0).all()
+
+
+def test_results_are_bit_for_bit_the_same(recorder: Recorder, make_training: Make) -> None:
+    """Training under capture gives exactly the weights of plain training."""
+    model, optimizer, loader = make_training(10)
+    for x, y in loader:
+        step(model, optimizer, x, y)
+    recorder.session.off()  # the same code, passing straight through
+    plain, optimizer, loader = make_training(10)
+    for x, y in loader:
+        step(plain, optimizer, x, y)
+    for a, b in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_evaluation_batches_are_validation_not_input(recorder: Recorder, make_training: Make) -> None:
+    """Slow fetches of an evaluation loader never land in `input`, with or without no_grad around them."""
+
+    class Slow(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(0.02)
+            return torch.randn(8), torch.randn(1)
+
+    model, optimizer, loader = make_training(8)
+    for index, (x, y) in enumerate(loader):
+        step(model, optimizer, x, y)
+        if index == 3:
+            model.eval()
+            for vx, vy in torch.utils.data.DataLoader(Slow(), batch_size=2):
+                with torch.no_grad():
+                    LOSS(model(vx), vy)
+            model.train()
+        if index == 5:
+            with torch.no_grad():
+                for vx, vy in torch.utils.data.DataLoader(Slow(), batch_size=2):
+                    LOSS(model(vx), vy)
+    validation, inputs = recorder.ms("validation"), recorder.ms("input")
+    assert validation[4] > 75
+    assert validation[6] > 75
+    assert max(inputs) < 15
+    assert sum(v > 1 for v in validation) == 2
+
+
+def test_looking_at_a_batch_before_training_is_no_step(recorder: Recorder, make_training: Make) -> None:
+    """An inspection of a loader, or a sanity check, before the first step is start-up, not input."""
+    model, optimizer, loader = make_training(5)
+    next(iter(loader))
+    time.sleep(0.05)
+    with torch.no_grad():
+        model(next(iter(loader))[0])
+    time.sleep(0.05)
+    for x, y in loader:
+        step(model, optimizer, x, y)
+    rows = recorder.rows()
+    assert len(rows) == 5
+    assert (rows["end_ns"][0] - rows["begin_ns"][0]) / 1e6 < 45
+    assert rows["validation"][0] == 0
+
+
+def test_the_end_of_a_loader_is_no_batch(recorder: Recorder, make_training: Make) -> None:
+    """StopIteration counts no micro-batch and no samples; epochs are marked with their workers."""
+    model, optimizer, loader = make_training(3)
+    for _ in range(3):
+        for x, y in loader:
+            step(model, optimizer, x, y)
+    rows = recorder.rows()
+    assert list(rows["micro_batches"]) == [1] * 9
+    assert list(rows["samples"]) == [4] * 9
+    starts = recorder.events("epoch_start")
+    assert [e["step"] for e in starts] == [1, 4, 7]
+    assert all(e["workers"] == 0 for e in starts)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_worker_start_up_is_input_and_workers_write_nothing(
+    recorder: Recorder, make_training: Make, persistent: bool
+) -> None:
+    """With forked workers there is one rank; `iter(loader)` is PyTorch's; start-up lands in input."""
+    model, optimizer, loader = make_training(4, num_workers=2, persistent_workers=persistent)
+    for _ in range(2):
+        iterator = iter(loader)
+        assert type(iterator).__name__ == "_MultiProcessingDataLoaderIter"
+        for x, y in iterator:
+            step(model, optimizer, x, y)
+    rows = recorder.rows()
+    assert len(rows) == 8
+    starts = recorder.events("epoch_start")
+    assert [e["workers"] for e in starts] == [2, 2]
+    assert rows["input"][0] >= starts[0]["duration_ns"]
+    assert len(list((recorder.folder / "recording").glob("rank-*.steps"))) == 1
+
+
+def test_a_loader_on_a_background_thread_is_not_waiting(recorder: Recorder, make_training: Make) -> None:
+    """Only the training thread's own waiting is input."""
+    model, optimizer, loader = make_training(6)
+    batches = list(loader)
+    done = threading.Event()
+
+    def consume() -> None:
+        for _ in torch.utils.data.DataLoader(range(50), batch_size=1):
+            time.sleep(0.001)
+        done.set()
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    for x, y in batches:
+        step(model, optimizer, x, y)
+        time.sleep(0.01)
+    assert done.wait(30)
+    assert max(recorder.ms("input")[1:]) < 5 or recorder.rows()["flags"][-1] & c.FLAG_INPUT_INFERRED
+
+
+def test_loss_module_and_recomputation_are_not_a_second_forward(recorder: Recorder) -> None:
+    """A loss module is forward; activation checkpointing re-runs forward inside backward: still backward."""
+    from torch.utils.checkpoint import checkpoint
+
+    class Slow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 1)
+
+        def forward(self, x: Any) -> Any:
+            time.sleep(0.01)
+            return self.linear(x)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Slow()
+
+        def forward(self, x: Any) -> Any:
+            return checkpoint(self.part, x, use_reentrant=False)
+
+    model, criterion = Model(), nn.MSELoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(5):
+        optimizer.zero_grad()
+        criterion(model(torch.randn(4, 8)), torch.randn(4, 1)).backward()
+        optimizer.step()
+    assert all(9.5 < v < 20 for v in recorder.ms("forward")[1:])
+    assert all(9.5 < v < 20 for v in recorder.ms("backward")[1:])
+
+
+def test_a_failed_step_that_is_skipped_publishes_nothing(recorder: Recorder, make_training: Make) -> None:
+    """An out-of-memory error that the user catches: no row, its time is a gap, the next step is whole."""
+    model, optimizer, loader = make_training(6)
+    for index, (x, y) in enumerate(loader):
+        try:
+            if index == 2:
+                time.sleep(0.05)
+                model(torch.randn(3, 5))  # wrong shape
+            step(model, optimizer, x, y)
+        except RuntimeError:
+            continue
+    rows = recorder.rows()
+    assert list(rows["step"]) == [1, 2, 3, 4, 5]
+    assert (rows["end_ns"] - rows["begin_ns"]).max() / 1e6 < 45
+    assert (rows["begin_ns"][2] - rows["end_ns"][1]) / 1e6 > 45
+    assert len(recorder.events("aborted_step")) == 1
+
+
+def test_trace_step_ends_the_step_and_an_aborted_block_publishes_nothing(recorder: Recorder) -> None:
+    """With trace_step the block is the step; the gap before it is input; an exception passes unchanged."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def batches() -> Iterator[Any]:
+        for _ in range(5):
+            time.sleep(0.02)
+            yield torch.randn(4, 4)
+
+    def one(x: Any, fail: bool) -> None:
+        with traceml.trace_step(model):
+            model(x).sum().backward()
+            optimizer.step()
+            if fail:
+                raise KeyError("mine")
+
+    for index, x in enumerate(batches()):
+        if index == 3:
+            with pytest.raises(KeyError, match="mine"):
+                one(x, fail=True)
+        else:
+            one(x, fail=False)
+    assert len(recorder.rows()) == 4
+    assert all(19 < v < 45 for v in recorder.ms("input")[1:])
+    assert recorder.rows()["flags"][-1] & c.FLAG_INPUT_INFERRED
+
+
+def test_user_phases_are_exclusive_and_named(recorder: Recorder, make_training: Make) -> None:
+    """`traceml.phase` takes its own time out of the phase around it, under the user's name."""
+    model, optimizer, loader = make_training(5)
+    for x, y in loader:
+        with traceml.phase("augment"):
+            time.sleep(0.01)
+            with traceml.phase("inner"):
+                time.sleep(0.02)
+        step(model, optimizer, x, y)
+    assert recorder.session.user_slots == {"augment": c.FIRST_USER, "inner": c.FIRST_USER + 1}
+    assert all(9.5 < v < 18 for v in recorder.ms("user0"))
+    assert all(19.5 < v < 32 for v in recorder.ms("user1"))
+
+
+def test_many_user_phases_share_the_last_slot(recorder: Recorder, make_training: Make) -> None:
+    """More names than slots: nothing breaks, the later ones are counted together."""
+    model, optimizer, loader = make_training(3)
+    for x, y in loader:
+        for index in range(c.USER_SLOTS + 5):
+            with traceml.phase(f"phase {index}"):
+                pass
+        step(model, optimizer, x, y)
+    assert len(recorder.rows()) == 3
+
+
+def test_gradient_accumulation_counts_micro_batches(recorder: Recorder, make_training: Make) -> None:
+    """A step is one optimizer step; its micro-batches and samples are counted, a ragged end included."""
+    model, optimizer, loader = make_training(10)
+    for index, (x, y) in enumerate(loader):
+        LOSS(model(x), y).backward()
+        if index % 4 == 3 or index == 9:
+            optimizer.step()
+            optimizer.zero_grad()
+    rows = recorder.rows()
+    assert list(rows["micro_batches"]) == [4, 4, 2]
+    assert list(rows["samples"]) == [16, 16, 8]
+
+
+def test_two_optimizers_are_one_step(recorder: Recorder, make_training: Make) -> None:
+    """One optimizer for each part of a model: as many steps as iterations, from the first on."""
+    model, _, loader = make_training(7)
+    first = torch.optim.SGD(model[0].parameters(), lr=0.01)
+    second = torch.optim.Adam(model[2].parameters(), lr=0.01)
+    for x, y in loader:
+        LOSS(model(x), y).backward()
+        first.step()
+        second.step()
+        first.zero_grad()
+        second.zero_grad()
+    assert list(recorder.rows()["step"]) == list(range(1, 8))
+
+
+def test_a_new_optimizer_takes_over(recorder: Recorder, make_training: Make) -> None:
+    """Training in stages: when the old optimizer is gone, the new one ends the steps at once."""
+    model, optimizer, loader = make_training(6)
+    for _ in range(2):
+        for x, y in loader:
+            step(model, optimizer, x, y)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    assert len(recorder.rows()) == 12
+
+
+def test_optimizer_inside_backward_ends_the_step_after_it(recorder: Recorder) -> None:
+    """One optimizer a parameter, stepping in backward hooks: one step a backward, optimizer time apart."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+    optimizers = {p: torch.optim.SGD([p], lr=0.01) for p in model.parameters()}
+
+    def hook(parameter: Any) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(hook)
+    for _ in range(5):
+        LOSS(model(torch.randn(4, 8)), torch.randn(4, 1)).backward()
+    rows = recorder.rows()
+    assert len(rows) == 5
+    assert (rows["optimizer"] > 0).all()
+
+
+def test_eval_mode_training_is_forward_not_validation(recorder: Recorder, make_training: Make) -> None:
+    """Fine-tuning with model.eval() and gradients on: the backward that follows makes it forward."""
+    model, optimizer, loader = make_training(5)
+    model.eval()
+    for x, y in loader:
+        step(model, optimizer, x, y)
+    rows = recorder.rows()
+    assert (rows["forward"] > 0).all()
+    assert (rows["validation"] == 0).all()
+
+
+def test_training_on_another_thread_is_recorded(recorder: Recorder, make_training: Make) -> None:
+    """A training loop in a worker thread is a training loop."""
+    model, optimizer, loader = make_training(8)
+
+    def train() -> None:
+        for x, y in loader:
+            step(model, optimizer, x, y)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert len(recorder.rows()) == 8
+
+
+def test_a_static_batch_leaves_the_gap_as_wait(recorder: Recorder, make_training: Make) -> None:
+    """Without a loader, a loop over the same tensor waits; only new data makes the gap input."""
+    model, optimizer, _ = make_training()
+    x, y = torch.randn(4, 8), torch.randn(4, 1)
+    for _ in range(6):
+        step(model, optimizer, x, y)
+        time.sleep(0.01)
+    assert max(recorder.ms("input")) < 1
+    assert min(recorder.ms("wait_start")[1:]) > 9.5
+
+
+def test_a_functional_loss_is_forward_and_a_sleep_there_is_wait(recorder: Recorder) -> None:
+    """Costly loss arithmetic counts as forward; a sleep between forward and backward stays wait."""
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = torch.randn(64, 64)
+    for index in range(60):
+        optimizer.zero_grad()
+        out = model(x)
+        for _ in range(40):
+            out = torch.tanh(out @ out.T @ out / 64)
+        loss = out.sum()
+        if index >= 30:
+            time.sleep(0.01)
+        loss.backward()
+        optimizer.step()
+    rows = recorder.rows()
+    forward, wait = rows["forward"] / 1e6, rows["wait_forward"] / 1e6
+    assert np.median(wait[10:30]) < 0.5 * np.median(forward[10:30])
+    assert np.median(wait[35:]) > 9.5
+
+
+def test_garbage_collection_is_timed(recorder: Recorder, make_training: Make) -> None:
+    """A collection on the training thread shows as GC time, in wait where it happened in wait."""
+    import gc
+
+    keep = [[i] for i in range(200_000)]
+    model, optimizer, loader = make_training(5)
+    for x, y in loader:
+        step(model, optimizer, x, y)
+        gc.collect()
+    rows = recorder.rows()
+    assert (rows["gc_ns"][1:] > 1e6).all()
+    assert (rows["gc_wait_ns"][1:] > 1e6).all()
+    assert len(keep) == 200_000
+
+
+def test_twenty_thousand_tiny_steps_are_twenty_thousand_rows(recorder: Recorder) -> None:
+    """No queue, so nothing overflows: every step of a very fast loop is on record, in order."""
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(20_000):
+        (weight * 2.0).backward()
+        optimizer.step()
+    rows = recorder.rows()
+    assert list(rows["step"]) == list(range(1, 20_001))
+    assert (rows["begin_ns"][1:] == rows["end_ns"][:-1]).all()

@@ -1,0 +1,142 @@
+"""User code cannot tell that capture is on: types, copies, compilation, other tools' patches."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import traceml
+from tests.capture.conftest import Recorder, patched_attributes
+from traceml.capture import install
+
+Make = Callable[..., Any]
+
+
+class Net(nn.Module):
+    """A model at module level, so that it pickles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+
+    def forward(self, x: Any) -> Any:
+        return self.body(x).sum()
+
+
+def train(model: Any, steps: int = 5) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).backward()
+        optimizer.step()
+
+
+def test_models_pickle_copy_and_save_as_before(recorder: Recorder) -> None:
+    """Nothing of ours sits on an instance: copies, pickles and whole-model saves work and carry nothing."""
+    model = Net()
+    train(model)
+    assert b"traceml." not in pickle.dumps(model).replace(b"tests.capture", b"")
+    assert type(copy.deepcopy(model)) is Net
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    assert not any("traceml" in key for key in vars(model))
+    assert isinstance(model, nn.Module)
+
+
+def test_only_the_outermost_class_stays_wrapped(recorder: Recorder) -> None:
+    """After the first steps no submodule's call is wrapped: the cost does not grow with the model."""
+    train(Net())
+    assert not hasattr(nn.Module.__call__, "_traceml_original")
+    assert "__call__" not in nn.Linear.__dict__
+    assert "__call__" in Net.__dict__
+
+
+@pytest.mark.parametrize("how", ["module", "in place", "function"])
+def test_compiled_models_see_nothing_of_ours(recorder: Recorder, how: str) -> None:
+    """fullgraph=True compiles inside trace_step: one graph, no break, no recompilation by us."""
+    import torch._dynamo
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    model = Net()
+    run: Any = model
+    if how == "module":
+        run = torch.compile(model, fullgraph=True, backend="eager")
+    elif how == "in place":
+        model.compile(fullgraph=True, backend="eager")
+    else:
+        run = torch.compile(lambda x: model(x) * 2, fullgraph=True, backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(8):
+        with traceml.trace_step(model):
+            optimizer.zero_grad()
+            run(torch.randn(4, 8)).backward()
+            optimizer.step()
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+    assert len(recorder.rows()) == 8
+    assert (recorder.rows()["forward"][2:] > 0).all()  # a compiled function is noticed after two steps
+
+
+def test_installing_twice_is_installing_once(recorder: Recorder) -> None:
+    """A second installation changes nothing."""
+    before = patched_attributes()
+    assert install.activate() is recorder.session
+    assert patched_attributes() == before
+
+
+def test_another_tool_s_patch_on_top_stays(recorder: Recorder, make_training: Make) -> None:
+    """A wrapper that another tool put around ours keeps working after we are gone."""
+    calls = []
+    ours = torch.save
+
+    def theirs(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return ours(*args, **kwargs)
+
+    torch.save = theirs
+    try:
+        install.deactivate()
+        torch.save({}, io.BytesIO())
+        assert torch.save is theirs
+        assert calls == [1]
+    finally:
+        torch.save = ours._traceml_original
+
+
+def test_functions_keep_their_names_and_documentation(recorder: Recorder) -> None:
+    """Wrapped functions look like the originals to help() and to introspection."""
+    assert torch.save.__name__ == "save"
+    assert "Saves an object" in (torch.save.__doc__ or "")
+    assert torch.autograd.backward.__module__ == "torch.autograd"
+
+
+def test_an_error_of_ours_is_said_once_and_training_goes_on(
+    recorder: Recorder, make_training: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If TraceML breaks, it says so in one line and the training does not notice."""
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("our own bug")
+
+    model, optimizer, loader = make_training(20)
+    for index, (x, y) in enumerate(loader):
+        if index == 5:
+            recorder.session.rss_at = 0
+            recorder.session._read_rss = broken  # type: ignore[method-assign]
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("traceml:")]
+    assert len(said) == 1
+    assert "our own bug" in said[0]
+    assert "training goes on" in said[0]
+    assert len(recorder.rows()) == 5

@@ -130,7 +130,7 @@ def test_an_error_of_ours_is_said_once_and_training_goes_on(
     model, optimizer, loader = make_training(20)
     for index, (x, y) in enumerate(loader):
         if index == 5:
-            recorder.session.rss_at = 0
+            recorder.session.switch.due = 0
             recorder.session._read_rss = broken  # type: ignore[method-assign]
         optimizer.zero_grad()
         nn.functional.mse_loss(model(x), y).backward()

@@ -25,20 +25,23 @@ class ContextView:
     samples: int = 0
 
 
-def _level(key: str, where: str, unit: Callable[[float | None], str], scale: float = 1.0):  # type: ignore[no-untyped-def]
-    """A rule function that compares one gauge with the row's thresholds."""
+def _level(
+    key: str, where: str, unit: Callable[[float | None], str], doc: str
+) -> Callable[[ContextView], Measured | None]:
+    """A rule function that compares one gauge with the row's thresholds; `doc` is its page."""
 
     def measure(view: ContextView) -> Measured | None:
         value = getattr(view, where).get(key)
         if value is None:
             return None
         return Measured(
-            level=value * scale,
+            level=value,
             score=0.0,
             words={"value": unit(value)},
             evidence={key: value, "over": where},
         )
 
+    measure.__doc__ = doc
     return measure
 
 
@@ -143,7 +146,12 @@ SYSTEM_RULES: Final[tuple[Rule[ContextView], ...]] = (
     Rule(
         "CPU_LIMITED",
         "CPU LIMITED",
-        _level("cpu_throttled_percent", "mean", fmt.percent),
+        _level(
+            "cpu_throttled_percent",
+            "mean",
+            fmt.percent,
+            "The container's CPU quota stops the job for a good part of the time.",
+        ),
         "The container's CPU quota stopped the job {value} of the time.",
         "Raise the CPU limit of the container, or use fewer threads and loader workers.",
         warn=10.0,
@@ -152,7 +160,7 @@ SYSTEM_RULES: Final[tuple[Rule[ContextView], ...]] = (
     Rule(
         "HIGH_GPU_MEM",
         "HIGH GPU MEM",
-        _level("gpu_mem_percent", "peak", fmt.percent),
+        _level("gpu_mem_percent", "peak", fmt.percent, "The fullest of the job's GPUs is nearly full."),
         "The fullest GPU reached {value} of its memory.",
         "Reduce memory before the job runs out; see step memory.",
         warn=92.0,
@@ -161,7 +169,7 @@ SYSTEM_RULES: Final[tuple[Rule[ContextView], ...]] = (
     Rule(
         "HIGH_GPU_TEMP",
         "HIGH GPU TEMP",
-        _level("gpu_temp_c", "peak", fmt.BY_UNIT["c"]),
+        _level("gpu_temp_c", "peak", fmt.BY_UNIT["c"], "A GPU is so hot that it may lower its clocks."),
         "The hottest GPU reached {value}.",
         "Check cooling: hot GPUs lower their clocks.",
         warn=85.0,
@@ -170,7 +178,7 @@ SYSTEM_RULES: Final[tuple[Rule[ContextView], ...]] = (
     Rule(
         "HIGH_GPU_POWER",
         "HIGH GPU POWER",
-        _level("gpu_power_percent", "mean", fmt.percent),
+        _level("gpu_power_percent", "mean", fmt.percent, "A GPU runs at its power limit."),
         "A GPU drew {value} of its power limit.",
         "A GPU at its power limit lowers its clocks; raise the limit if you may.",
         warn=97.0,
@@ -179,7 +187,12 @@ SYSTEM_RULES: Final[tuple[Rule[ContextView], ...]] = (
     Rule(
         "UNEVEN_GPU_UTIL",
         "UNEVEN GPU UTIL",
-        _level("gpu_util_spread_percent", "mean", fmt.percent),
+        _level(
+            "gpu_util_spread_percent",
+            "mean",
+            fmt.percent,
+            "Some of the job's GPUs are much busier than others.",
+        ),
         "The busiest GPU was {value} points busier than the idlest.",
         "Look at the straggler findings of step time.",
         warn=30.0,
@@ -188,7 +201,7 @@ SYSTEM_RULES: Final[tuple[Rule[ContextView], ...]] = (
     Rule(
         "HIGH_RAM",
         "HIGH RAM",
-        _level("ram_percent", "peak", fmt.percent),
+        _level("ram_percent", "peak", fmt.percent, "The machine is nearly out of memory."),
         "Memory of the machine reached {value}.",
         "Reduce loader workers, caches or the batch size before the kernel kills the job.",
         warn=90.0,

@@ -28,6 +28,11 @@ typedef struct {
     PyObject_HEAD
     long long thread, current, since, begin, switches, cpu_watch, cpu_since, blind;
     long long fetches, backwards, samples, tokens, gc_ns, gc_wait_ns; /* of the running step */
+    long long step, sequence, rss, allocated, reserved, flags;        /* of the rows */
+    long long quick, lead, due; /* steps that this optimizer ends before `due` need nobody's help */
+    Py_buffer rows;
+    int has_rows;
+    Py_ssize_t row_at, row_end, row_size;
     int64_t totals[MOST_SLOTS];
     PyObject *mark;         /* None or callable(slot): the device clock */
     PyObject *clock;        /* for Python code; read here only when tests replace it */
@@ -239,14 +244,32 @@ static PyObject *Switch_restart(Switch *s, PyObject *arg) {
     Py_RETURN_NONE;
 }
 
-/* publish(buffer, offset, row_size, sequence, step, now, rss, allocated, reserved, flags): end the step */
-static PyObject *Switch_publish(Switch *s, PyObject *args) {
+/* rows_into(buffer, offset, end, row_size, sequence): where the rows go from now on */
+static PyObject *Switch_rows_into(Switch *s, PyObject *args) {
     PyObject *target;
-    Py_ssize_t offset, size;
-    long long sequence, step, now, rss, allocated, reserved, flags;
-    if (!PyArg_ParseTuple(args, "OnnLLLLLLL", &target, &offset, &size, &sequence, &step, &now, &rss, &allocated,
-                          &reserved, &flags))
+    Py_ssize_t offset, end, size;
+    long long sequence;
+    if (!PyArg_ParseTuple(args, "OnnnL", &target, &offset, &end, &size, &sequence)) return NULL;
+    Py_buffer rows;
+    if (PyObject_GetBuffer(target, &rows, PyBUF_WRITABLE) < 0) return NULL;
+    Py_ssize_t least = (3 + cfg.recorded + 5) * 8 + 6 * 4 + 8;
+    if (offset < 0 || size < least || end > rows.len || (end - offset) % size) {
+        PyBuffer_Release(&rows);
+        PyErr_SetString(PyExc_ValueError, "the rows do not fit");
         return NULL;
+    }
+    if (s->has_rows) PyBuffer_Release(&s->rows);
+    s->rows = rows;
+    s->has_rows = 1;
+    s->row_at = offset;
+    s->row_end = end;
+    s->row_size = size;
+    s->sequence = sequence;
+    Py_RETURN_NONE;
+}
+
+/* Write the row of the step that ends at `now`, its sequence number last; begin the next step. */
+static void write_row(Switch *s, int64_t now, long long flags) {
     s->totals[at(s->current)] += now - s->since;
     s->since = now;
     move(s, at(cfg.pending_fetch), cfg.input);
@@ -254,32 +277,50 @@ static PyObject *Switch_publish(Switch *s, PyObject *args) {
     move(s, cfg.after_validation, cfg.wait_other);
     int64_t words[MOST_SLOTS + 16];
     int n = 0, i;
-    words[n++] = step;
+    s->step += 1;
+    s->sequence += 1;
+    words[n++] = s->step;
     words[n++] = s->begin;
     words[n++] = now;
     for (i = 0; i < cfg.recorded; i++) words[n++] = s->totals[i];
     words[n++] = s->gc_ns;
     words[n++] = s->gc_wait_ns;
-    words[n++] = rss;
-    words[n++] = allocated;
-    words[n++] = reserved;
+    words[n++] = s->rss;
+    words[n++] = s->allocated;
+    words[n++] = s->reserved;
     uint32_t halves[6] = {(uint32_t)s->samples, (uint32_t)s->tokens, (uint32_t)flags,
                           (uint32_t)(s->fetches ? s->fetches : s->backwards), (uint32_t)s->switches, 0};
-    Py_ssize_t length = n * 8 + (Py_ssize_t)sizeof halves;
-    Py_buffer row;
-    if (PyObject_GetBuffer(target, &row, PyBUF_WRITABLE) < 0) return NULL;
-    if (offset < 0 || size < length + 8 || offset + size > row.len) {
-        PyBuffer_Release(&row);
-        PyErr_SetString(PyExc_ValueError, "the row does not fit");
-        return NULL;
-    }
-    char *to = (char *)row.buf + offset;
+    char *to = (char *)s->rows.buf + s->row_at;
     memcpy(to, words, (size_t)n * 8);
     memcpy(to + n * 8, halves, sizeof halves);
-    __atomic_store_n((int64_t *)(to + size - 8), (int64_t)sequence, __ATOMIC_RELEASE);
-    PyBuffer_Release(&row);
+    __atomic_store_n((int64_t *)(to + s->row_size - 8), (int64_t)s->sequence, __ATOMIC_RELEASE);
+    s->row_at += s->row_size;
     restart(s, now);
+}
+
+/* publish(now, more_flags): end the step */
+static PyObject *Switch_publish(Switch *s, PyObject *args) {
+    long long now, more;
+    if (!PyArg_ParseTuple(args, "LL", &now, &more)) return NULL;
+    if (!s->has_rows || s->row_at >= s->row_end) {
+        PyErr_SetString(PyExc_ValueError, "no room for a row");
+        return NULL;
+    }
+    write_row(s, now, s->flags | more);
     Py_RETURN_NONE;
+}
+
+/* leave_step(outer, optimizer) -> 0, or the time when somebody else must end the step */
+static PyObject *Switch_leave_step(Switch *s, PyObject *args) {
+    PyObject *outer, *optimizer;
+    if (!PyArg_ParseTuple(args, "OO", &outer, &optimizer)) return NULL;
+    PyObject *now = Switch_leave(s, outer);
+    if (now == NULL || !s->quick || (long long)(intptr_t)optimizer != s->lead || s->since >= s->due ||
+        s->row_at >= s->row_end || !cfg.is_wait[at(s->current)])
+        return now;
+    Py_DECREF(now);
+    write_row(s, s->since, s->flags);
+    return PyLong_FromLong(0);
 }
 
 static PyObject *Switch_show_in(Switch *s, PyObject *args) {
@@ -336,6 +377,11 @@ static int Switch_init(Switch *s, PyObject *args, PyObject *kwargs) {
     memset(s->totals, 0, sizeof s->totals);
     clear_counts(s);
     s->switches = s->cpu_watch = s->cpu_since = s->blind = 0;
+    if (s->has_rows) PyBuffer_Release(&s->rows);
+    s->has_rows = 0;
+    s->row_at = s->row_end = s->row_size = 0;
+    s->step = s->sequence = s->rss = s->allocated = s->reserved = s->flags = 0;
+    s->quick = s->lead = s->due = 0;
     s->begin = s->since = now_ns(s);
     return PyErr_Occurred() ? -1 : 0;
 }
@@ -346,6 +392,7 @@ static void Switch_dealloc(Switch *s) {
     Py_XDECREF(s->clock);
     Py_XDECREF(s->cpu_clock);
     if (s->has_live) PyBuffer_Release(&s->live);
+    if (s->has_rows) PyBuffer_Release(&s->rows);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(s);
     Py_DECREF(type);
@@ -362,7 +409,9 @@ static PyMethodDef Switch_methods[] = {
     {"move", (PyCFunction)Switch_move, METH_VARARGS, NULL},
     {"flush", (PyCFunction)Switch_flush, METH_O, NULL},
     {"restart", (PyCFunction)Switch_restart, METH_O, NULL},
+    {"rows_into", (PyCFunction)Switch_rows_into, METH_VARARGS, NULL},
     {"publish", (PyCFunction)Switch_publish, METH_VARARGS, NULL},
+    {"leave_step", (PyCFunction)Switch_leave_step, METH_VARARGS, NULL},
     {"fetched", (PyCFunction)Switch_fetched, METH_VARARGS, NULL},
     {"forget_counts", (PyCFunction)Switch_forget_counts, METH_NOARGS, NULL},
     {"show_in", (PyCFunction)Switch_show_in, METH_VARARGS, NULL},
@@ -381,6 +430,17 @@ static PyMemberDef Switch_members[] = {
     {"tokens", T_LONGLONG, offsetof(Switch, tokens), READONLY, NULL},
     {"gc_ns", T_LONGLONG, offsetof(Switch, gc_ns), 0, NULL},
     {"gc_wait_ns", T_LONGLONG, offsetof(Switch, gc_wait_ns), 0, NULL},
+    {"step", T_LONGLONG, offsetof(Switch, step), 0, NULL},
+    {"sequence", T_LONGLONG, offsetof(Switch, sequence), READONLY, NULL},
+    {"rss", T_LONGLONG, offsetof(Switch, rss), 0, NULL},
+    {"allocated", T_LONGLONG, offsetof(Switch, allocated), 0, NULL},
+    {"reserved", T_LONGLONG, offsetof(Switch, reserved), 0, NULL},
+    {"flags", T_LONGLONG, offsetof(Switch, flags), 0, NULL},
+    {"quick", T_LONGLONG, offsetof(Switch, quick), 0, NULL},
+    {"lead", T_LONGLONG, offsetof(Switch, lead), 0, NULL},
+    {"due", T_LONGLONG, offsetof(Switch, due), 0, NULL},
+    {"row_at", T_PYSSIZET, offsetof(Switch, row_at), READONLY, NULL},
+    {"row_end", T_PYSSIZET, offsetof(Switch, row_end), READONLY, NULL},
     {"mark", T_OBJECT, offsetof(Switch, mark), 0, NULL},
     {"clock", T_OBJECT, offsetof(Switch, clock), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},

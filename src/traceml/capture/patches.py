@@ -81,7 +81,7 @@ def wrap_optimizer_step(
 ) -> Callable[..., Any]:
     """`step` of an optimizer class, or of a GradScaler (then the optimizer is its argument)."""
     switch, is_compiling = session.switch, session.torch.compiler.is_dynamo_compiling
-    enter_optimizer, leave = switch.enter_optimizer, switch.leave
+    enter_optimizer, leave, leave_step = switch.enter_optimizer, switch.leave, switch.leave_step
     stepped = failsafe("end of a step", None, session.off)(session.optimizer_stepped)
 
     @functools.wraps(original)
@@ -102,8 +102,10 @@ def wrap_optimizer_step(
             session.phase_failed()
             hide_frame(problem)
             raise
-        now = leave(outer)
-        stepped(args[optimizer_at] if len(args) > optimizer_at else kwargs.get("optimizer"), now)
+        optimizer = args[optimizer_at] if len(args) > optimizer_at else kwargs.get("optimizer")
+        now = leave_step(outer, optimizer)
+        if now:
+            stepped(optimizer, now)
         return result
 
     setattr(step, ORIGINAL, original)

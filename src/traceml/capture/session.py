@@ -51,6 +51,11 @@ class Session:
         self.on_blind_step: Callable[[], None] = _nothing  # told when a step had no forward at all
         self.begin()
 
+    @property
+    def step(self) -> int:
+        """How many steps have completed."""
+        return self.switch.step
+
     def begin(self) -> None:
         """A fresh start: at installation, and again in a forked child, which is its own process."""
         self.switch = _renewed(self.switch)
@@ -59,7 +64,6 @@ class Session:
         self.device_clock: DeviceClock | None = None
         self.events = EventLog()
         self.leader = Leader()
-        self.step = 0
         self.attention = True  # the next forward and backward need more than the fast path
         self.stepping = False  # a training step is under way or done: before it is start-up
         self.aborted = False  # an exception left a phase; the next batch drops the step
@@ -73,11 +77,8 @@ class Session:
         self.input_inferred = False
         self.gc_since = 0
         self.rss_fd = -1
-        self.rss_bytes = 0
-        self.rss_at = self.memory_at = 0
-        self.allocated = self.reserved = 0
+        self.memory_at = 0
         self.first_row = b""
-        self.flags = 0
         self.user_slots: dict[str, int] = {}
 
     def adopt_thread(self) -> bool:
@@ -109,7 +110,7 @@ class Session:
             self.candidate = iterator
         if iterator not in self.unresolved:
             self.unresolved.append(iterator)
-            self.attention = True
+            self.look_closer()
         return PENDING_FETCH
 
     def loader_starts(self) -> None:
@@ -162,7 +163,7 @@ class Session:
                 switch.restart(switch.clock())
             return switch.enter_validation()
         if not module.training:
-            self.attention = True
+            self.look_closer()
             return switch.enter_inside(PENDING_EVAL)
         if self.unresolved:
             self._resolve_fetches(c.INPUT)
@@ -225,9 +226,6 @@ class Session:
 
     def optimizer_stepped(self, optimizer: Any, now: int) -> None:
         """An outermost optimizer step returned."""
-        if id(optimizer) == self.leader.only and self.writer is not None and not self.blocks:
-            self.end_step(now)
-            return
         if self.blocks:
             return
         self._training_begins()
@@ -245,6 +243,7 @@ class Session:
         if self.block_depth > 1:
             return
         self.blocks = True
+        self.look_closer()
         now = self.switch.clock()
         if not self.stepping:
             self.stepping = True
@@ -270,6 +269,7 @@ class Session:
     def phase_failed(self) -> None:
         """An exception left a phase: if the next batch comes, this step never completed."""
         self.aborted = self.stepping
+        self.look_closer()
 
     def drop_step(self) -> None:
         """The step will never complete: nothing is published, its time is a gap."""
@@ -288,38 +288,37 @@ class Session:
                 return
         if self.unresolved:
             self._resolve_fetches(c.INPUT)
-        if now - self.rss_at > RSS_EVERY_NS:
+        if now >= self.switch.due:
             self._read_rss(now)
+        switch = self.switch
         if extend:
             self._extend_first_row(now)
         else:
-            self.step += 1
-            writer = self.writer
-            if writer.offset == writer.end:
-                writer.grow()
-            writer.count += 1
-            self.switch.publish(
-                writer.map,
-                writer.offset,
-                writer.row_size,
-                writer.count,
-                self.step,
-                now,
-                self.rss_bytes,
-                self.allocated,
-                self.reserved,
-                self.flags | c.FLAG_INPUT_INFERRED if self.input_inferred else self.flags,
-            )
-            writer.offset += writer.row_size
-        if self.settling or self.step & (self.step - 1) == 0 or self.device_clock is not None:
+            if switch.row_at == switch.row_end:
+                self.writer.grow()
+                self._rows_into_writer(switch.sequence)
+            switch.publish(now, c.FLAG_INPUT_INFERRED if self.input_inferred else 0)
+        if self.settling or switch.step & (switch.step - 1) == 0 or self.device_clock is not None:
             self._after_step()
         self.input_inferred = self.aborted = False
         # Without a loader every forward is looked at; with a device every backward is.
         self.attention = not self.loader_seen or self.device is not None
+        switch.lead = self.leader.only
+        switch.quick = not (self.attention or self.settling or self.blocks) and self.forward_seen
+
+    def look_closer(self) -> None:
+        """Something is unusual: the next forward, backward and end of step take the long way."""
+        self.attention = True
+        self.switch.quick = False
+
+    def _rows_into_writer(self, sequence: int) -> None:
+        writer = self.writer
+        assert writer is not None
+        self.switch.rows_into(writer.map, writer.offset, writer.end, writer.row_size, sequence)
 
     def _after_step(self) -> None:
         """What not every step needs: the first row kept, device times, the search for modules."""
-        if self.step == 1 and self.writer is not None and self.writer.count == 1:
+        if self.step == 1 and self.writer is not None and self.switch.sequence == 1:
             self.first_row = bytes(self.writer.map[: ROW.size])
         if self.device_clock is not None:
             self.device_clock.end_step(self.step, self.switch.current)
@@ -330,13 +329,16 @@ class Session:
 
     def _extend_first_row(self, now: int) -> None:
         """The first step goes on: another optimizer stepped. A longer row with its number supersedes it."""
-        writer = self.writer
+        writer, switch = self.writer, self.switch
         assert writer is not None
         scratch = bytearray(writer.row_size)
-        flags = self.flags
-        self.switch.publish(scratch, 0, len(scratch), 0, 1, now, self.rss_bytes, 0, 0, flags)
+        writer.offset, writer.count = switch.row_at, switch.sequence
+        switch.rows_into(scratch, 0, len(scratch), len(scratch), 0)
+        switch.publish(now, 0)
+        switch.step = 1
         self.first_row = _merged(self.first_row, bytes(scratch[: ROW.size]))
-        writer.append_packed(self.first_row)
+        writer.append_packed(_with_step(self.first_row, 1))
+        self._rows_into_writer(writer.count)
 
     # ---- becoming a rank ---------------------------------------------------------------------
 
@@ -349,24 +351,24 @@ class Session:
     def use_device(self, device: Device, path: str, header: dict[str, Any]) -> None:
         """Time on this accelerator too: its rows go to a recording of their own."""
         self.device = device
-        self.flags |= c.FLAG_DEVICE_MEMORY
-        self.attention = True
+        self.switch.flags |= c.FLAG_DEVICE_MEMORY
+        self.look_closer()
         publish = RecordingWriter(path, c.DEVICE_COLUMNS, header).append
         self.device_clock = DeviceClock(device, publish)
         self.switch.mark = self.device_clock.mark
 
     def _read_rss(self, now: int) -> None:
-        self.rss_at = now
+        self.switch.due = now + RSS_EVERY_NS
         if self.rss_fd < 0:
             return
         resident = os.pread(self.rss_fd, 64, 0).split(b" ", 2)[1]
-        self.rss_bytes = int(resident) * _PAGE
-        self.flags |= c.FLAG_RSS
+        self.switch.rss = int(resident) * _PAGE
+        self.switch.flags |= c.FLAG_RSS
 
     def _read_device_memory(self, now: int) -> None:
         if self.device is not None and now - self.memory_at > DEVICE_MEMORY_EVERY_NS:
             self.memory_at = now
-            self.allocated, self.reserved = self.device.memory()
+            self.switch.allocated, self.switch.reserved = self.device.memory()
 
     # ---- garbage collection, user phases, the end --------------------------------------------
 
@@ -440,6 +442,10 @@ def _merged(first: bytes, more: bytes) -> bytes:
     return ROW.pack(*row)
 
 
+def _with_step(row: bytes, step: int) -> bytes:
+    return step.to_bytes(8, "little") + row[8:]
+
+
 def _switch_cost_ns() -> tuple[int, int]:
     """What one phase switch and one row cost here, measured on scratch objects."""
     scratch = Switch()
@@ -447,8 +453,9 @@ def _switch_cost_ns() -> tuple[int, int]:
     wrapped = timed(_nothing, scratch, c.FORWARD)
     switch_ns = _fastest_ns(wrapped)
     # Packing is about a third of what ending a step costs (list, counters, sequence number).
-    buffer = bytearray(256)
-    row_ns = 3 * _fastest_ns(lambda: scratch.publish(buffer, 0, 256, 1, 1, 1, 1, 1, 1, 1))
+    rows = bytearray(256 * 128)
+    scratch.rows_into(rows, 0, len(rows), 256, 0)
+    row_ns = 3 * _fastest_ns(lambda: scratch.publish(scratch.since, 0))
     return switch_ns, row_ns
 
 
@@ -494,8 +501,9 @@ def _open_recording(session: Session, tensor: Any) -> None:
         session.measured &= ~(1 << c.H2D)  # no device to copy to: not measured, not 0
     if who["world_size"] == 1:
         session.measured &= ~(1 << c.SYNC)
-    session.flags = session.measured
+    session.switch.flags = session.measured
     session.writer = RecordingWriter(stem + ".steps", c.STEP_COLUMNS, header)
+    session._rows_into_writer(0)
     session.switch.show_in(session.writer.live, fmt.LIVE_PHASE)
     if device is not None:
         session.use_device(device, stem + ".device", {**header, "kind": "device"})

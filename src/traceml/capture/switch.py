@@ -63,6 +63,7 @@ class PythonSwitch:
     """Where the training thread is, since when, and what each slot of the step has cost so far."""
 
     __slots__ = (
+        "allocated",
         "backwards",
         "begin",
         "blind",
@@ -71,14 +72,26 @@ class PythonSwitch:
         "cpu_since",
         "cpu_watch",
         "current",
+        "due",
         "fetches",
+        "flags",
         "gc_ns",
         "gc_wait_ns",
+        "lead",
         "live",
         "live_at",
         "mark",
+        "quick",
+        "reserved",
+        "row_at",
+        "row_end",
+        "row_map",
+        "row_size",
+        "rss",
         "samples",
+        "sequence",
         "since",
+        "step",
         "switches",
         "thread",
         "tokens",
@@ -103,6 +116,10 @@ class PythonSwitch:
         self.blind = False  # no module call in sight: the gap before backward holds the forward pass
         self.cpu_since = 0
         self.switches = 0
+        self.step = self.sequence = self.rss = self.allocated = self.reserved = self.flags = 0
+        self.quick = self.lead = self.due = 0
+        self.row_map: Any = None
+        self.row_at = self.row_end = self.row_size = 0
         self.forget_counts()
 
     def enter(self, slot: int) -> int:
@@ -218,45 +235,57 @@ class PythonSwitch:
         self.fetches = self.backwards = self.samples = self.tokens = 0
         self.gc_ns = self.gc_wait_ns = 0
 
-    def publish(
-        self,
-        buffer: Any,
-        offset: int,
-        size: int,
-        sequence: int,
-        step: int,
-        now: int,
-        rss: int,
-        allocated: int,
-        reserved: int,
-        flags: int,
-    ) -> None:
+    def rows_into(self, buffer: Any, offset: int, end: int, size: int, sequence: int) -> None:
+        """From now on rows go here: the next one at `offset`, with the number after `sequence`."""
+        self.row_map = buffer
+        self.row_at, self.row_end, self.row_size = offset, end, size
+        self.sequence = sequence
+
+    def publish(self, now: int, more_flags: int) -> None:
         """End the step at `now`: write its row, the sequence number last, and begin the next one."""
+        if self.row_at >= self.row_end:
+            raise ValueError("no room for a row")
         self.flush(now)
         self.move(PENDING_FETCH, c.INPUT)
         self.move(PENDING_EVAL, c.VALIDATION)
         self.move(AFTER_VALIDATION, c.WAIT_OTHER)
+        self.step += 1
+        self.sequence += 1
         ROW.pack_into(
-            buffer,
-            offset,
-            step,
+            self.row_map,
+            self.row_at,
+            self.step,
             self.begin,
             now,
             *self.totals[: c.RECORDED_SLOTS],
             self.gc_ns,
             self.gc_wait_ns,
-            rss,
-            allocated,
-            reserved,
+            self.rss,
+            self.allocated,
+            self.reserved,
             self.samples,
             self.tokens,
-            flags,
+            self.flags | more_flags,
             self.fetches or self.backwards,
             self.switches,
             0,
         )
-        SEQUENCE.pack_into(buffer, offset + size - SEQUENCE.size, sequence)
+        SEQUENCE.pack_into(self.row_map, self.row_at + self.row_size - SEQUENCE.size, self.sequence)
+        self.row_at += self.row_size
         self.restart(now)
+
+    def leave_step(self, outer: int, optimizer: object) -> int:
+        """Leave an optimizer's step: 0 if that ended the training step and its row is written, else the time.
+
+        It is written here when nothing needs a closer look: `quick`, the optimizer is `lead`, and `due`
+        has not come.
+        """
+        now = self.leave(outer)
+        ends = self.quick and id(optimizer) == self.lead and now < self.due
+        if not ends or self.row_at >= self.row_end or not _IS_WAIT[self.current]:
+            return now
+        self.publish(now, 0)
+        return 0
 
     def show_in(self, buffer: Any, offset: int) -> None:
         """From now on the current slot can be seen in this byte."""

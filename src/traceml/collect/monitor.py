@@ -43,6 +43,7 @@ class Monitor:
         """Run until the command ends; returns its exit code."""
         prepare = failsafe("sampling CPU, memory and GPU", None)(self._prepare)
         sample = failsafe("sampling CPU, memory and GPU", None)(self._sample)
+        answer_requests = failsafe("looking for requests", None)(self._answer_requests)
         code = poll(0.0)
         if code is None:
             prepare()
@@ -52,7 +53,7 @@ class Monitor:
             if now >= due:
                 sample()
                 due = max(due + self._interval_s, now)
-            self._answer_requests()
+            answer_requests()
             code = poll(min(REQUEST_EVERY_S, max(0.0, due - time.monotonic())))
         return code
 

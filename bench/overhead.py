@@ -1,0 +1,187 @@
+"""What TraceML costs: plain and traced runs of the same script, interleaved in one go.
+
+    python bench/overhead.py [--pairs 9] [--write docs/performance.md]
+
+For steps of about 0.3, 3 and 30 ms: the added microseconds a step. Each run reports the median of its own
+step times; a pair's difference is one observation; the median and the quartiles over pairs are shown. Also
+the cost of start plus end of a run over the plain command, the monitor's CPU and memory, and bytes a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+SCRIPT = """
+import json, statistics, sys, time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+torch.set_num_threads(1)
+steps, width, repeat = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+class Data(Dataset):
+    def __init__(self):
+        self.x, self.y = torch.randn(16, width), torch.randn(16, 1)
+    def __len__(self):
+        return steps
+    def __getitem__(self, index):
+        return self.x, self.y
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Linear(width, width) for _ in range(repeat)], nn.Linear(width, 1))
+    def forward(self, x):
+        return self.layers(x)
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+times = []
+before = time.perf_counter_ns()
+for x, y in DataLoader(Data(), batch_size=None):
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    now = time.perf_counter_ns()
+    times.append(now - before)
+    before = now
+kept = sorted(times[len(times) // 10:])
+print(json.dumps({"median": statistics.median(kept), "p10": kept[len(kept) // 10], "steps": steps}))
+"""
+SIZES = (("0.3 ms", 4000, 16, 2), ("3 ms", 600, 512, 6), ("30 ms", 100, 1536, 8))
+
+
+def run(traced: bool, folder: Path, words: list[str], run_name: str) -> tuple[dict[str, float], float]:
+    """One run of the script; returns what it reports and its wall time."""
+    command = [sys.executable, "script.py", *words]
+    if traced:
+        command = [sys.executable, "-m", "traceml", "run", "--quiet", "--run-name", run_name, *command]
+    began = time.perf_counter()
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout), time.perf_counter() - began
+
+
+def quartiles(values: list[float]) -> tuple[float, float, float]:
+    """(median, lower quartile, upper quartile)."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return middle, low, high
+
+
+def measure_steps(pairs: int, folder: Path) -> list[str]:
+    """Rows of the table: added microseconds a step for each size."""
+    rows = []
+    for name, steps, width, repeat in SIZES:
+        added, fast, plain_us, own = [], [], [], []
+        for pair in range(pairs):
+            words = [str(steps), str(width), str(repeat)]
+            order = (False, True) if pair % 2 == 0 else (True, False)
+            found = {}
+            for traced in order:
+                found[traced], _ = run(traced, folder, words, f"{name.replace(' ', '')}-{pair}")
+            added.append((found[True]["median"] - found[False]["median"]) / 1e3)
+            fast.append((found[True]["p10"] - found[False]["p10"]) / 1e3)
+            plain_us.append(found[False]["median"] / 1e3)
+            path = folder / "logs" / f"{name.replace(' ', '')}-{pair}" / "final_summary.json"
+            own.append(json.loads(path.read_text())["overhead"]["us_per_step"])
+        middle, low, high = quartiles(added)
+        undisturbed, _, _ = quartiles(fast)
+        plain = statistics.median(plain_us)
+        rows.append(
+            f"| {name} | {plain:.0f} µs | {middle:+.1f} µs | {low:+.1f} .. {high:+.1f} µs | {undisturbed:+.1f} µs | {statistics.median(own):.1f} µs |"
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def measure_ends(pairs: int, folder: Path) -> list[str]:
+    """Start plus end of a run over the plain command, and what the monitor uses."""
+    added, cpu, rss, size = [], [], [], []
+    words = ["200", "256", "2"]
+    for pair in range(pairs):
+        _, plain_s = run(False, folder, words, "")
+        _, traced_s = run(True, folder, words, f"ends-{pair}")
+        added.append(traced_s - plain_s)
+        summary = json.loads((folder / "logs" / f"ends-{pair}" / "final_summary.json").read_text())
+        cpu.append(summary["overhead"]["monitor_cpu_s"])
+        rss.append(summary["overhead"]["monitor_rss_bytes"] / 1e6)
+        (steps,) = (folder / "logs" / f"ends-{pair}").glob("recording/rank-*.steps")
+        size.append(steps.stat().st_size)
+    middle, low, high = quartiles(added)
+    return [
+        f"| added wall time, start plus end | {middle:.2f} s ({low:.2f} .. {high:.2f}) |",
+        f"| monitor, CPU seconds of such a run | {statistics.median(cpu):.2f} s |",
+        f"| monitor, peak resident memory | {statistics.median(rss):.0f} MB |",
+        "| recording | 256 bytes a step, in chunks of 256 KiB |",
+    ]
+
+
+def monitor_load(folder: Path, seconds: float) -> str:
+    """CPU of the monitor while a run goes on, from outside."""
+    steps = int(seconds * 200)
+    command = [sys.executable, "-m", "traceml", "run", "--quiet", "--run-name", "load"]
+    command += [sys.executable, "script.py", str(steps), "512", "6"]
+    running = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
+    time.sleep(6)
+    before, began = _cpu_seconds(running.pid), time.perf_counter()
+    time.sleep(seconds / 3)
+    share = (_cpu_seconds(running.pid) - before) / (time.perf_counter() - began)
+    running.wait()
+    return f"| monitor, share of a core while one rank trains | {100 * share:.1f} % |"
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def conditions() -> str:
+    """The machine and versions, in a sentence."""
+    import torch
+
+    load = os.getloadavg()[0]
+    return (
+        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores (shared, virtual; load {load:.1f} when done), "
+        f"Python {platform.python_version()}, torch {torch.__version__}, one torch thread."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--write", type=Path, help="put the tables into this file, between its markers")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "script.py").write_text(SCRIPT)
+        steps = measure_steps(given.pairs, folder)
+        ends = measure_ends(given.pairs, folder)
+        ends.append(monitor_load(folder, 12))
+    text = "\n".join(
+        [
+            f"Measured by `bench/overhead.py --pairs {given.pairs}`: {conditions()}",
+            "",
+            "| step | plain | added, median | quartiles over pairs | undisturbed (p10) | own estimate |",
+            "|---|---|---|---|---|---|",
+            *steps,
+            "",
+            "| what | measured |",
+            "|---|---|",
+            *ends,
+        ]
+    )
+    print(text)
+    if given.write:
+        before, rest = given.write.read_text().split("<!-- overhead begin -->")
+        after = rest.split("<!-- overhead end -->")[1]
+        given.write.write_text(f"{before}<!-- overhead begin -->\n{text}\n<!-- overhead end -->{after}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Hugging Face Trainer on a tiny random model; knows nothing of TraceML."""
+
+import sys
+import time
+
+import torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+sample_ms, forward_ms, eval_ms = (float(v) for v in sys.argv[1:4])
+
+
+class Data(torch.utils.data.Dataset):
+    def __init__(self, count, sleep_ms):
+        self.count, self.sleep_ms = count, sleep_ms
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        time.sleep(self.sleep_ms / 1000)
+        return {
+            "input_ids": torch.randint(0, 100, (16,)),
+            "attention_mask": torch.ones(16, dtype=torch.long),
+            "labels": torch.tensor(index % 2),
+        }
+
+
+class Model(BertForSequenceClassification):
+    def forward(self, input_ids=None, attention_mask=None, labels=None, **more):
+        time.sleep(forward_ms / 1000 if self.training else 0)
+        return super().forward(input_ids=input_ids, attention_mask=attention_mask, labels=labels, **more)
+
+
+config = BertConfig(
+    hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=100
+)
+arguments = TrainingArguments(
+    output_dir="out",
+    per_device_train_batch_size=4,
+    per_device_eval_batch_size=4,
+    gradient_accumulation_steps=2,
+    max_steps=41,
+    eval_strategy="steps",
+    eval_steps=10,
+    save_strategy="steps",
+    save_steps=20,
+    logging_steps=10,
+    report_to=[],
+    use_cpu=True,
+    disable_tqdm=True,
+)
+trainer = Trainer(
+    model=Model(config), args=arguments, train_dataset=Data(1000, sample_ms), eval_dataset=Data(8, eval_ms)
+)
+trainer.train()

@@ -1,0 +1,64 @@
+"""Lightning on a tiny model, automatic optimization; knows nothing of TraceML."""
+
+import sys
+import time
+
+import lightning
+import torch
+from torch import nn
+
+sample_ms, forward_ms, eval_ms = (float(v) for v in sys.argv[1:4])
+
+
+class Data(torch.utils.data.Dataset):
+    def __init__(self, count, sleep_ms):
+        self.count, self.sleep_ms = count, sleep_ms
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        time.sleep(self.sleep_ms / 1000)
+        return torch.randn(16), torch.randn(1)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
+
+    def forward(self, x):
+        time.sleep(forward_ms / 1000 if self.training else 0)
+        return self.body(x)
+
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+
+    def training_step(self, batch, index):
+        x, y = batch
+        loss = nn.functional.mse_loss(self.net(x), y)
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch, index):
+        x, y = batch
+        self.log("val", nn.functional.mse_loss(self.net(x), y))
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+
+
+trainer = lightning.Trainer(
+    max_epochs=1,
+    accelerator="cpu",
+    enable_progress_bar=False,
+    logger=False,
+    accumulate_grad_batches=2,
+    val_check_interval=20,
+    default_root_dir="out",
+)
+loader = torch.utils.data.DataLoader
+trainer.fit(Module(), loader(Data(328, sample_ms), batch_size=4), loader(Data(8, eval_ms), batch_size=4))

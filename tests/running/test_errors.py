@@ -1,0 +1,154 @@
+"""What goes wrong before or beside training is one clear line; exit code 2 only if training never started."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.running.scripts import write
+from tests.scenarios.scenario import traceml
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["run"], "give a script"),
+        (["run", "trian.py"], "no such file"),
+        (["run", "nothing-like-this"], "no such script or command"),
+        (["run", "data.csv"], "neither a Python script"),
+        (["run", "-m"], "needs a module name"),
+        (["run", "--bogus", "train.py"], "unknown flag --bogus"),
+        (["run", "--run-name", "../x", "train.py"], "path segments"),
+        (["run", "--run-name", "..", "train.py"], "plain name"),
+        (["run", "--run-name", "", "train.py"], "plain name"),
+        (["run", "--interval", "fast", "train.py"], "use a number"),
+        (["run", "--interval=-1", "train.py"], "use seconds from"),
+        (["run", "--mode", "loud", "train.py"], "use one of: summary"),
+        (["run", "--run-name"], "needs a value"),
+        (["dance"], "unknown command 'dance'"),
+        (["view", "nowhere"], "no such file or run folder"),
+        (["view", "data.csv"], "not a TraceML summary"),
+        (["view", "empty.json"], "the file is empty"),
+        (["view", "."], "not a TraceML run folder"),
+    ],
+)
+def test_a_mistake_is_one_clear_line_and_exit_code_2(tmp_path: Path, words: list[str], says: str) -> None:
+    """Each mistake gives one line on standard error that says what to do, and exit code 2."""
+    write(tmp_path, "train(2)")
+    (tmp_path / "data.csv").write_text("1,2\n")
+    (tmp_path / "empty.json").write_text("")
+    done = traceml(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stderr.startswith("traceml: ")
+    assert says in done.stderr
+    assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("TRACEML_INTERVAL", "soon", "TRACEML_INTERVAL: 'soon' will not do; use a number"),
+        ("TRACEML_RUN_NAME", "a/b", "TRACEML_RUN_NAME: 'a/b' will not do"),
+        ("TRACEML_OVERWRITE", "maybe", "use 1 or 0"),
+        ("TRACEML_DISABLED", "perhaps", "use 1 or 0"),
+    ],
+)
+def test_a_bad_variable_names_itself(tmp_path: Path, variable: str, value: str, says: str) -> None:
+    """A bad TRACEML_* value is an error that names the variable."""
+    write(tmp_path, "train(2)")
+    done = traceml("run", "train.py", cwd=tmp_path, env={variable: value})
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+def test_settings_come_from_flag_then_environment_then_file(tmp_path: Path) -> None:
+    """The flag beats the variable, the variable beats traceml.yaml, traceml.yaml beats pyproject.toml."""
+    (tmp_path / "s.py").write_text("print('ran')")
+    (tmp_path / "pyproject.toml").write_text("[tool.traceml]\nrun_name = 'toml'\n")
+
+    def name(*words: str, **env: str) -> str:
+        done = traceml("run", *words, "s.py", "--overwrite", cwd=tmp_path, env=env)
+        assert done.returncode == 0, done.stderr
+        newest = max((tmp_path / "logs").iterdir(), key=lambda p: p.stat().st_mtime_ns)
+        return newest.name
+
+    assert name() == "toml"
+    (tmp_path / "traceml.yaml").write_text("run-name: yaml\n")
+    assert name() == "yaml"
+    assert name(TRACEML_RUN_NAME="env") == "env"
+    assert name("--run-name", "flag", TRACEML_RUN_NAME="env") == "flag"
+
+
+@pytest.mark.parametrize("text", ["run_nam: x\n", "- a\n- b\n", "a: [unclosed\n"])
+def test_a_bad_settings_file_is_one_clear_line(tmp_path: Path, text: str) -> None:
+    """An unknown key or broken YAML names the file."""
+    (tmp_path / "s.py").write_text("print('ran')")
+    (tmp_path / "traceml.yaml").write_text(text)
+    done = traceml("run", "s.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "traceml.yaml" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_an_existing_run_name_is_refused_or_replaced(tmp_path: Path) -> None:
+    """The same name twice: one line that says what to do; --overwrite replaces the run."""
+    write(tmp_path, "train(3)")
+    words = ("run", "train.py", "--run-name", "größe")
+    assert traceml(*words, cwd=tmp_path).returncode == 0
+    again = traceml(*words, cwd=tmp_path)
+    assert again.returncode == 2
+    assert "--overwrite" in again.stderr
+    assert traceml(*words, "--overwrite", cwd=tmp_path).returncode == 0
+
+
+def test_overwrite_never_removes_what_is_not_a_run(tmp_path: Path) -> None:
+    """A folder with other people's files in it is left alone."""
+    write(tmp_path, "train(3)")
+    (tmp_path / "logs" / "thesis").mkdir(parents=True)
+    (tmp_path / "logs" / "thesis" / "chapter1.tex").write_text("years of work")
+    done = traceml("run", "train.py", "--run-name", "thesis", "--overwrite", cwd=tmp_path)
+    assert done.returncode == 2
+    assert (tmp_path / "logs" / "thesis" / "chapter1.tex").exists()
+
+
+def test_an_unwritable_log_folder_costs_the_place_not_the_run(tmp_path: Path) -> None:
+    """A log folder that cannot be made: one warning, training runs, the summary is where it says."""
+    write(tmp_path, "train(5)\nsys.exit(6)")
+    (tmp_path / "file").write_text("in the way")
+    done = traceml("run", "train.py", "--logs-dir", "file/logs", cwd=tmp_path)
+    assert done.returncode == 6
+    warning = done.stderr.splitlines()[0]
+    assert "cannot write to" in warning
+    folder = Path(warning.split("recording in ")[1].split(" ")[0])
+    (path,) = folder.glob("*/final_summary.json")
+    assert json.loads(path.read_text())["run"]["steps"]["total"] == 5
+
+
+def test_a_full_disk_never_hurts_training(tmp_path: Path) -> None:
+    """The disk fills up while training: one warning, training runs to its end with its own exit code."""
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = os.system(f"mount -t tmpfs -o size=1200k tmpfs {small} 2>/dev/null") == 0
+    assert mounted, "this test needs to mount a small tmpfs (run it as root)"
+    try:
+        write(tmp_path, "train(4000)\nprint('trained')\nsys.exit(7)")
+        done = traceml("run", "train.py", "--logs-dir", str(small), "--run-name", "r", cwd=tmp_path)
+        assert done.returncode == 7, done.stderr
+        assert "trained" in done.stdout
+        assert "No space left" in done.stderr
+        assert done.stderr.count("end of a step failed") == 1
+    finally:
+        os.system(f"umount {small}")
+
+
+def test_summary_trouble_never_turns_success_into_failure(tmp_path: Path) -> None:
+    """The run folder is gone when the run ends: training's exit code stays 0, one line says what failed."""
+    write(tmp_path, "train(5)\nimport shutil\nshutil.rmtree('logs')")
+    done = traceml("run", "train.py", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "traceml: " in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,37 @@
+"""`make accuracy`: every scenario, what was injected, what was measured, what was said."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.scenarios.scenario import SCENARIOS, run
+from tests.scenarios.test_scenarios import problems
+
+
+def main() -> int:
+    """Print the table; exit 1 if any scenario is not as it must be."""
+    print(f"{'scenario':<36}{'verdict':<16}{'metric':<16}{'injected':>10}{'measured':>10}{'error':>8}")
+    wrong = 0
+    for scenario in SCENARIOS:
+        with tempfile.TemporaryDirectory() as folder:
+            summary, _ = run(scenario, Path(folder))
+        said = summary["primary_diagnosis"]["status"]
+        if scenario.section == "step_memory":
+            said = summary["step_memory"]["diagnosis"]["status"]
+        row = f"{scenario.name:<36}{said:<16}"
+        if scenario.metric is not None:
+            value = summary["step_time"]["metrics"][scenario.metric]["median"]["value"]
+            error = value / scenario.injected_ms - 1
+            row += f"{scenario.metric:<16}{scenario.injected_ms:>7.1f} ms{value:>7.1f} ms{error:>+8.1%}"
+        print(row, flush=True)
+        for problem in problems(scenario, summary):
+            wrong += 1
+            print(f"    WRONG: {problem}", flush=True)
+    print(f"{len(SCENARIOS)} scenarios, {wrong} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

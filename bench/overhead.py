@@ -94,7 +94,8 @@ def measure_steps(pairs: int, folder: Path) -> list[str]:
         undisturbed, _, _ = quartiles(fast)
         plain = statistics.median(plain_us)
         rows.append(
-            f"| {name} | {plain:.0f} µs | {middle:+.1f} µs | {low:+.1f} .. {high:+.1f} µs | {undisturbed:+.1f} µs | {statistics.median(own):.1f} µs |"
+            f"| {name} | {plain:.0f} µs | {middle:+.1f} µs | {low:+.1f} .. {high:+.1f} µs "
+            f"| {undisturbed:+.1f} µs | {statistics.median(own):.1f} µs |"
         )
         print(rows[-1], flush=True)
     return rows

@@ -22,10 +22,10 @@ SECTIONS: tuple[tuple[str, tuple[Rule[Any], ...]], ...] = (
 )
 HEAD = """# Diagnoses
 
-Written by `tools/write_diagnoses.py` from the rules; do not edit. Shares are of the step's full time, input wait
-included. Fewer than 2 completed steps: `NO DATA`; fewer than 20: at most a warning. When nothing fires:
-`BALANCED` (step time, memory) or `NORMAL` (system, process); when a signal was missing: `INCOMPLETE DATA`, with
-its name. The primary diagnosis is the first step-time finding that is more than information, then critical
+Written by `tools/write_diagnoses.py` from the rules; do not edit. Shares are of the step's full time, input
+wait included. Fewer than 2 completed steps: `NO DATA`; fewer than 20: at most a warning. When nothing
+fires: `BALANCED` (step time, memory) or `NORMAL` (system, process); when a signal was missing: `INCOMPLETE
+DATA`, with its name. The primary diagnosis is the first step-time finding that is more than information, then critical
 memory, then idle GPUs, else `COMPUTE-BOUND` or `BALANCED`.
 """
 

@@ -48,7 +48,9 @@ def main(words: list[str]) -> int:
 class Peer:
     """Such a process, seen from a test."""
 
-    def __init__(self, *words: object, prefix: tuple[str, ...] = (), key: str | None = None) -> None:
+    def __init__(
+        self, *words: object, prefix: tuple[str, ...] = (), key: str | None = None
+    ) -> None:
         environment = {**os.environ, "TRACEML_KEY": key or ""}
         self.process = subprocess.Popen(
             [*prefix, sys.executable, __file__, *map(str, words)],

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from relay_nodes import ENVIRONMENT, Rank, make_run, pump_both, steps, until
+from relay_nodes import Rank, make_run, pump_both, steps, until
 
 from traceml.collect.relay.background import BackgroundRelay
 from traceml.collect.relay.client import RelayClient
+from traceml.collect.relay.keys import create_key
 from traceml.collect.relay.server import RelayServer
 from traceml.collect.tail import Tail
 from traceml.recording.format import STATE_CLOSED
@@ -39,13 +40,11 @@ def test_rows_arrive_in_order_while_they_are_written(
         assert seen == list(range(len(seen)))
 
     until(lambda: len(steps(node0, "rank-3.node1.42.steps")) >= 20_000, write_and_pump)
-    until(
-        lambda: steps(node0, "rank-3.node1.42.steps") == list(range(rank.writer.count)), work
-    )
+    until(lambda: steps(node0, "rank-3.node1.42.steps") == list(range(rank.writer.count)), work)
 
 
 def test_everything_of_a_rank_arrives(serve: Serve, relay: Relay, node0: Path, node1: Path) -> None:
-    """Events, device rows, gauges, live state, user names, marks and the manifest travel like rows do."""
+    """Events, device rows, gauges, live state, names, marks and the manifest travel, too."""
     server, client = serve(), relay()
     rank, device = Rank(node1, 5), Rank(node1, 5, ending="device")
     gauges = RecordingWriter(
@@ -114,7 +113,7 @@ def test_same_rank_and_process_id_on_two_nodes(
 
 
 def test_close_delivers_the_rest(node0: Path, node1: Path, serve: Serve, relay: Relay) -> None:
-    """Rows of the last moment still arrive, both ends know that all is there, and no address is left."""
+    """Rows of the last moment still arrive, and both ends know that all is there."""
     server, client = BackgroundRelay(serve()), BackgroundRelay(relay())
     rank = Rank(node1, 1)
     rank.append(4000)
@@ -135,9 +134,7 @@ def test_server_waits_for_a_node_that_is_still_sending(
     ended = threading.Thread(target=server.close, args=(30,))
     ended.start()
     rank.append(2000)
-    until(
-        lambda: len(steps(node0, "rank-1.node1.42.steps")) == 2000, lambda: client.pump(0.01)
-    )
+    until(lambda: len(steps(node0, "rank-1.node1.42.steps")) == 2000, lambda: client.pump(0.01))
     assert ended.is_alive()
     assert client.close(30)
     ended.join(30)
@@ -169,9 +166,6 @@ def test_client_may_start_first(serve: Serve, relay: Relay, node0: Path, node1: 
     rank = Rank(node1, 1)
     rank.append(10)
     client.pump(0.05)
-    assert ENVIRONMENT["TRACEML_KEY"]
-    from traceml.collect.relay.keys import create_key
-
     server = RelayServer(node0, create_key(node0, {}), 2)
     until(lambda: len(steps(node0, "rank-1.node1.42.steps")) == 10, pump_both(server, client))
     server.close(0)

@@ -147,17 +147,17 @@ class Outbox:
         while names and idle < len(names) and self._room() > 0:
             name = names[turn % len(names)]
             turn += 1
+            file = self._files.get(name)  # an answer may have ended it meanwhile
             try:
-                message = self._next(name, self._files[name], now_s)
+                message = self._next(name, file, now_s) if file is not None else None
             except OSError as problem:
                 self._give_up(name, str(problem))
                 message = None
             if message is None:
                 idle += 1
-                names = [n for n in names if n in self._files]
-                continue
-            idle = 0
-            yield message
+            else:
+                idle = 0
+                yield message
         self._turn = turn
 
     def take(self, answer: Answer, now_s: float) -> None:
@@ -185,8 +185,11 @@ class Outbox:
 
     def all_there(self) -> bool:
         """Whether node 0 has everything that the folder holds at this moment."""
-        self.look()
-        return not self._under_way and all(self._is_there(f) for f in self._files.values())
+        try:
+            self.look()
+            return not self._under_way and all(self._is_there(f) for f in self._files.values())
+        except OSError:
+            return False  # a file is gone: the next message finds out which
 
     def next_ticket(self) -> int:
         """A number that no earlier request has."""

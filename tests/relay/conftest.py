@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from relay_nodes import ENVIRONMENT, make_run
+from relay_peer import Peer
 
 from traceml.collect.relay.client import RelayClient
 from traceml.collect.relay.keys import create_key
@@ -24,6 +25,16 @@ def node0(tmp_path: Path) -> Path:
 def node1(tmp_path: Path) -> Path:
     """Node 1's run folder."""
     return make_run(tmp_path / "node1")
+
+
+@pytest.fixture(autouse=True)
+def _no_process_stays() -> Iterator[None]:
+    """Processes of a test that failed end with it."""
+    yield
+    while Peer.running:
+        process = Peer.running.pop().process
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture

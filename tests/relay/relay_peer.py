@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import ClassVar
 
 from relay_nodes import DEADLINE_S
 
@@ -48,6 +49,8 @@ def main(words: list[str]) -> int:
 class Peer:
     """Such a process, seen from a test."""
 
+    running: ClassVar[list[Peer]] = []
+
     def __init__(
         self, *words: object, prefix: tuple[str, ...] = (), key: str | None = None
     ) -> None:
@@ -59,6 +62,7 @@ class Peer:
             stderr=subprocess.PIPE,
             text=True,
         )
+        Peer.running.append(self)
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "up\n"
 

@@ -31,6 +31,11 @@ def grow(rank: Rank, rows: int = 50) -> Callable[[], None]:
     return work
 
 
+def further(node0: Path, rows: int) -> Callable[[], bool]:
+    """Whether node 0 has more than these."""
+    return lambda: len(steps(node0, LANDED)) > rows
+
+
 def test_client_killed_again_and_again(node0: Path, node1: Path) -> None:
     """A relay that is killed and started again neither repeats nor leaves out a row."""
     rank = Rank(node1, 2)
@@ -38,7 +43,7 @@ def test_client_killed_again_and_again(node0: Path, node1: Path) -> None:
     for _ in range(4):
         client = Peer("relay", node1, node0, 1, "-", key=KEY)
         before = len(steps(node0, LANDED))
-        until(lambda seen=before: len(steps(node0, LANDED)) > seen + 500, grow(rank))
+        until(further(node0, before + 500), grow(rank))
         client.kill()
         rank.append(1000)
     client = Peer("relay", node1, node0, 1, "-", key=KEY)
@@ -56,7 +61,7 @@ def test_server_killed_again_and_again(node0: Path, node1: Path) -> None:
     for _ in range(4):
         server = Peer("serve", node0, 2, "-", key=KEY)
         before = len(steps(node0, LANDED))
-        until(lambda seen=before: len(steps(node0, LANDED)) > seen + 500, grow(rank))
+        until(further(node0, before + 500), grow(rank))
         server.kill()
         rank.append(1000)
         assert steps(node0, LANDED) == list(range(len(steps(node0, LANDED))))
@@ -106,7 +111,7 @@ def test_link_that_breaks_all_the_time(
     for _ in range(8):
         before = len(steps(node0, LANDED))
         rank.append(6000)
-        until(lambda seen=before: len(steps(node0, LANDED)) > seen, work)
+        until(further(node0, before), work)
         link.cut()
     until(lambda: steps(node0, LANDED) == list(range(rank.writer.count)), work)
     assert link.connections > 4

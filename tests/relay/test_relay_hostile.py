@@ -21,15 +21,15 @@ from traceml.collect.relay.protocol import (
     MESSAGE_BYTES,
     PROTOCOL,
     Answer,
+    AnyRequest,
     Hello,
     Limits,
     Live,
     Open,
     Put,
-    Request,
     Status,
     Whole,
-    decode_answer,
+    decode_answers,
     encode,
 )
 from traceml.collect.relay.server import RelayServer
@@ -73,16 +73,15 @@ class Intruder:
 
     def is_turned_away(self) -> bool:
         """Say hello and see the connection end without an answer."""
-        self.socket.send(encode(Hello(client=1, connection=1, protocol=PROTOCOL, node_rank=1)))
+        self.socket.send(encode([Hello(client=1, connection=1, protocol=PROTOCOL, node_rank=1)]))
         until(lambda: bool(self.monitor.poll(0)), lambda: self.server.pump(0.01))
         return not self.socket.poll(0)
 
-    def ask(self, kind: type[Request], **facts: Any) -> Answer:
+    def ask(self, kind: type[AnyRequest], **facts: Any) -> Answer:
         """One request, one answer."""
         self.ticket += 1
-        self.socket.send(encode(kind(client=1, connection=1, ticket=self.ticket, **facts)))
-        found = decode_answer(self.answer() or b"")
-        assert found is not None
+        self.socket.send(encode([kind(client=1, connection=1, ticket=self.ticket, **facts)]))
+        (found,) = decode_answers(self.answer() or b"")
         return found
 
     def hello(self, node_rank: int = 1) -> Answer:

@@ -18,8 +18,8 @@ from traceml.collect.relay.protocol import (
     Hello,
     Limits,
     Status,
-    decode_answer,
-    decode_request,
+    decode_answers,
+    decode_requests,
     encode,
 )
 
@@ -69,7 +69,7 @@ class World:
         self.post(hello)
 
     def post(self, request: AnyRequest) -> None:
-        self.requests.append(encode(request))
+        self.requests.append(encode([request]))
 
     def send(self) -> None:
         self.now_s += 5.0
@@ -80,18 +80,20 @@ class World:
     def handle(self, request: AnyRequest) -> Answer:
         """Node 0, whose disk may be full for a while."""
         if self.disk_full and not isinstance(request, Hello):
-            who = {"client": request.client, "connection": request.connection}
-            return Answer(**who, ticket=request.ticket, status=Status.LATER)
+            return Answer(
+                client=request.client,
+                connection=request.connection,
+                ticket=request.ticket,
+                status=Status.LATER,
+            )
         return self.inbox.handle(1, request)
 
     def deliver(self, request_at: int, answer_at: int) -> None:
         if self.requests:
-            request = decode_request(self.requests.pop(request_at % len(self.requests)))
-            assert request is not None
-            self.answers.append(encode(self.handle(request)))
+            (request,) = decode_requests(self.requests.pop(request_at % len(self.requests)))
+            self.answers.append(encode([self.handle(request)]))
         if self.answers:
-            answer = decode_answer(self.answers.pop(answer_at % len(self.answers)))
-            assert isinstance(answer, Answer)
+            (answer,) = decode_answers(self.answers.pop(answer_at % len(self.answers)))
             self.outbox.take(answer, self.now_s)
 
     def settle(self) -> None:

@@ -26,14 +26,14 @@ from traceml.collect.relay.protocol import (
     Bye,
     Hello,
     Ping,
-    Request,
     Status,
-    decode_answer,
+    decode_answers,
     encode,
+    frames,
 )
 from traceml.errors import say_once
 
-LOOK_EVERY_S: Final = 0.2
+LOOK_EVERY_S: Final = 0.25
 PING_EVERY_S: Final = 2.0
 RETRY_S: Final = 0.5
 MOST_RETRY_S: Final = 4.0
@@ -184,9 +184,9 @@ class RelayClient:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            answer = decode_answer(frame)
-            if answer is not None and answer.connection == self._connection:
-                self._take(answer, time.monotonic())
+            for answer in decode_answers(frame):
+                if answer.connection == self._connection and self._socket is not None:
+                    self._take(answer, time.monotonic())
         if self._monitor is not None and self._monitor.poll(0):
             recv_monitor_message(self._monitor)
             self._drop(self._pause_s())
@@ -225,26 +225,26 @@ class RelayClient:
             self._outbox.look()
         elif not (self._was_full and self._outbox.has_room):
             return
-        for message in self._outbox.messages(now_s):
+        for frame in frames(self._outbox.messages(now_s)):
             if not waiting:
                 self._quiet_since_s, waiting = now_s, True
-            self._post(message)
+            self._post(frame)
         self._was_full = not self._outbox.has_room
         if not waiting and now_s - self._quiet_since_s > PING_EVERY_S:
             self._quiet_since_s = now_s
             self._speak(Ping)
 
-    def _speak(self, kind: type[Request], **facts: Any) -> None:
+    def _speak(self, kind: type[Hello | Ping | Bye], **facts: Any) -> None:
         """Send a message of our own, outside of the files."""
         self._own_ticket = self._outbox.next_ticket()
-        who = {"client": self._client, "connection": self._connection, "ticket": self._own_ticket}
-        self._post(kind(**who, **facts))
+        facts |= {"client": self._client, "connection": self._connection}
+        self._post(encode([kind(ticket=self._own_ticket, **facts)]))
 
-    def _post(self, message: Request) -> None:
+    def _post(self, frame: bytes) -> None:
         """Queue it. What does not fit is lost with its connection, like all that gets no answer."""
         if self._socket is not None:
             try:
-                self._socket.send(encode(message), zmq.NOBLOCK)
+                self._socket.send(frame, zmq.NOBLOCK)
             except zmq.Again:
                 pass
 

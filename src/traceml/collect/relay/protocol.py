@@ -8,6 +8,7 @@ ends, so the worst that happens is that they are sent again.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -15,9 +16,11 @@ import msgspec
 
 PROTOCOL: Final = 1
 FRAME_BYTES: Final = 256 * 1024
-"""Most data in one message."""
-MESSAGE_BYTES: Final = FRAME_BYTES + 4096
-"""Most bytes of one message; the socket drops a peer that announces more."""
+"""Most data in one frame."""
+MOST_IN_A_FRAME: Final = 64
+"""Most requests in one frame."""
+MESSAGE_BYTES: Final = FRAME_BYTES + MOST_IN_A_FRAME * 512
+"""Most bytes of one frame; the socket drops a peer that announces more."""
 WHOLE_BYTES: Final = 64 * 1024
 """Most bytes of a file that travels as a whole."""
 
@@ -105,30 +108,55 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 AnyRequest = Hello | Open | Put | Live | Whole | Ping | Bye
 
-_requests: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
-_answers = msgspec.msgpack.Decoder(Answer)
+_requests: msgspec.msgpack.Decoder[list[AnyRequest]] = msgspec.msgpack.Decoder(
+    Annotated[list[AnyRequest], msgspec.Meta(max_length=MOST_IN_A_FRAME)]
+)
+_answers: msgspec.msgpack.Decoder[list[Answer]] = msgspec.msgpack.Decoder(
+    Annotated[list[Answer], msgspec.Meta(max_length=MOST_IN_A_FRAME)]
+)
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode(message: Request | Answer) -> bytes:
+def encode(messages: Sequence[AnyRequest | Answer]) -> bytes:
     """The bytes of one frame."""
-    return _encoder.encode(message)
+    return _encoder.encode(messages)
 
 
-def decode_request(frame: bytes | memoryview) -> AnyRequest | None:
-    """The request in this frame, None when it is none."""
+def frames(requests: Iterable[AnyRequest]) -> Iterator[bytes]:
+    """The requests in as few frames as the limits allow: a frame costs more than what is in it."""
+    together: list[AnyRequest] = []
+    size_bytes = 0
+    for request in requests:
+        more_bytes = _data_bytes(request)
+        if together and (size_bytes + more_bytes > FRAME_BYTES or len(together) == MOST_IN_A_FRAME):
+            yield encode(together)
+            together, size_bytes = [], 0
+        together.append(request)
+        size_bytes += more_bytes
+    if together:
+        yield encode(together)
+
+
+def decode_requests(frame: bytes | memoryview) -> list[AnyRequest]:
+    """The requests in this frame, none when it is not sound."""
     try:
         return _requests.decode(frame)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        return None
+        return []
 
 
-def decode_answer(frame: bytes | memoryview) -> Answer | None:
-    """The answer in this frame, None when it is none."""
+def decode_answers(frame: bytes | memoryview) -> list[Answer]:
+    """The answers in this frame, none when it is not sound."""
     try:
         return _answers.decode(frame)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        return None
+        return []
+
+
+def _data_bytes(request: AnyRequest) -> int:
+    if isinstance(request, Open):
+        return len(request.head)
+    return len(request.data) if isinstance(request, Put | Live | Whole) else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from traceml.collect.relay.protocol import (
     Answer,
     Limits,
     Status,
-    decode_request,
+    decode_requests,
     encode,
 )
 from traceml.collect.rundir import RECORDING
@@ -132,19 +132,19 @@ class RelayServer:
         self._zap.send_multipart([version, request_id, *reply])
 
     def _serve(self) -> None:
-        """One message of one peer; ROUTER lets the peers take turns."""
+        """One frame of one peer; ROUTER lets the peers take turns."""
         frames = self._socket.recv_multipart(copy=False)
         if len(frames) != 2:
             return
-        request = decode_request(frames[1].buffer)
-        if request is None:
-            return
         node_rank = int(str(frames[1].get("User-Id")))
-        answer = self._inbox.handle(node_rank, request)
-        self._socket.send_multipart([frames[0].bytes, encode(answer)])
-        _mention(node_rank, answer)
+        requests = decode_requests(frames[1].buffer)
+        answers = [self._inbox.handle(node_rank, request) for request in requests]
+        if answers:
+            self._socket.send_multipart([frames[0].bytes, encode(answers)])
+        _mention(node_rank, answers)
 
 
-def _mention(node_rank: int, answer: Answer) -> None:
-    if answer.status is Status.LATER:
-        say_once(f"relay: cannot store what node {node_rank} sends ({answer.reason}); it keeps it")
+def _mention(node_rank: int, answers: list[Answer]) -> None:
+    later = [answer.reason for answer in answers if answer.status is Status.LATER]
+    if later:
+        say_once(f"relay: cannot store what node {node_rank} sends ({later[0]}); it keeps it")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from relay_nodes import Rank, make_run, pump_both, steps, until
+from relay_nodes import DEADLINE_S, Rank, make_run, pump_both, steps, until
 
 from traceml.collect.relay.background import BackgroundRelay
 from traceml.collect.relay.client import RelayClient
@@ -169,3 +169,15 @@ def test_client_may_start_first(serve: Serve, relay: Relay, node0: Path, node1: 
     server = RelayServer(node0, create_key(node0, {}), 2)
     until(lambda: len(steps(node0, "rank-1.node1.42.steps")) == 10, pump_both(server, client))
     server.close(0)
+
+
+def test_close_after_node0_has_ended(serve: Serve, relay: Relay, node1: Path) -> None:
+    """A node that ends after node 0 does not wait for it in vain."""
+    server, client = serve(), relay()
+    until(lambda: client.connected, pump_both(server, client))
+    server.close(0)
+    rank = Rank(node1, 1)
+    rank.append(10)
+    began = time.monotonic()
+    assert not client.close(DEADLINE_S)
+    assert time.monotonic() - began < DEADLINE_S / 2

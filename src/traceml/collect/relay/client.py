@@ -36,10 +36,11 @@ from traceml.errors import say_once
 LOOK_EVERY_S: Final = 0.25
 PING_EVERY_S: Final = 2.0
 RETRY_S: Final = 0.5
-MOST_RETRY_S: Final = 4.0
+MOST_RETRY_S: Final = 2.0
 SUPERSEDED_S: Final = 10.0
 LEAST_PATIENCE_S: Final = 4.0
 MOST_PATIENCE_S: Final = 60.0
+HELLO_S: Final = 10.0
 SAY_AFTER_S: Final = 10.0
 _GONE: Final = (
     zmq.EVENT_DISCONNECTED
@@ -78,6 +79,7 @@ class RelayClient:
         self._greeted = False
         self._own_ticket = 0
         """Of the hello, ping or bye that waits for its answer; 0 when none does."""
+        self._target = self._good_target = ""
         self._failures = 0
         self._shrink = self._was_full = False
         self._patience_s = LEAST_PATIENCE_S
@@ -116,7 +118,7 @@ class RelayClient:
         deadline = time.monotonic() + drain_seconds
         complete = False
         self._outbox.live_every_s = 0.0
-        while time.monotonic() < deadline and not complete:
+        while time.monotonic() < deadline and not complete and not self._node0_has_ended():
             self.pump(min(0.02, max(0.0, deadline - time.monotonic())))
             self._look_at_s = 0.0
             complete = self._greeted and self._outbox.all_there()
@@ -135,6 +137,12 @@ class RelayClient:
         self._context.destroy(linger=0)
         return complete
 
+    def _node0_has_ended(self) -> bool:
+        """It was there and took its address back: nobody will take the rest."""
+        if self._greeted or not self._connection or self._given or self._shared_dir is None:
+            return False
+        return address.read_published(self._shared_dir) is None
+
     def _connect(self, now_s: float) -> None:
         self._next_try_s = now_s + RETRY_S
         found = self._find()
@@ -152,7 +160,8 @@ class RelayClient:
         socket.connect_timeout = int(LEAST_PATIENCE_S * 1000)
         self._monitor = socket.get_monitor_socket(_GONE)
         self._monitor.linger = 0
-        socket.connect(targets[self._failures % len(targets)])
+        self._target = self._choose(targets)
+        socket.connect(self._target)
         self._socket = socket
         self._connection += 1
         self._quiet_since_s = now_s
@@ -177,6 +186,12 @@ class RelayClient:
             return None
         targets = address.endpoints(listening)
         return (key, targets) if targets else None
+
+    def _choose(self, targets: list[str]) -> str:
+        """Every second try goes to where node 0 was last, the others to each address in turn."""
+        if self._good_target in targets and self._failures % 2:
+            return self._good_target
+        return targets[self._failures // (2 if self._good_target else 1) % len(targets)]
 
     def _receive(self) -> None:
         while self._socket is not None:
@@ -208,13 +223,15 @@ class RelayClient:
             self._own_ticket = 0
             if not self._greeted:
                 self._greeted, self._apart_since_s, self._failures = True, None, 0
+                self._good_target = self._target
                 self._outbox.reconnected(self._connection, self._shrink)
                 self._shrink = self._was_full = False
                 self._look_at_s = now_s
 
     def _send(self, now_s: float) -> None:
         waiting = self._own_ticket != 0 or self._outbox.waiting
-        if waiting and now_s - self._quiet_since_s > self._patience_s:
+        patience_s = self._patience_s if self._greeted else min(self._patience_s, HELLO_S)
+        if waiting and now_s - self._quiet_since_s > patience_s:
             self._shrink = self._greeted
             self._patience_s = min(MOST_PATIENCE_S, self._patience_s * (2 if self._greeted else 1))
             self._drop(0.0)

@@ -57,8 +57,8 @@ class Inbox:
         remove_leftovers(folder)
 
     def nodes(self) -> dict[int, NodeStatus]:
-        """Every node that was ever heard of, by its rank."""
-        return {rank: peer.status for rank, peer in self._peers.items()}
+        """Every node that was ever heard of, by its rank. May be called from another thread."""
+        return {rank: peer.status for rank, peer in list(self._peers.items())}
 
     def handle(self, node_rank: int, request: AnyRequest) -> Answer:
         """Do what is asked as far as it may be done. The caller has made sure who is asking."""

@@ -1,0 +1,75 @@
+"""Makes run folders, writes recordings as ranks do, reads what landed, waits for conditions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from traceml.collect.relay.client import RelayClient
+from traceml.collect.relay.server import RelayServer
+from traceml.recording.reader import RecordingReader
+from traceml.recording.writer import RecordingWriter
+
+COLUMNS = (("step", "q"), ("value", "q"), ("third", "d"))
+DEADLINE_S = 60.0
+ENVIRONMENT = {"TRACEML_KEY": "0123456789abcdef-of-a-test-run"}
+
+
+def make_run(path: Path) -> Path:
+    """A run folder as `traceml run` makes it."""
+    (path / "recording").mkdir(parents=True)
+    return path
+
+
+class Rank:
+    """A rank's recording with numbered rows."""
+
+    def __init__(self, run_dir: Path, rank: int, pid: int = 42, ending: str = "steps") -> None:
+        self.name = f"rank-{rank}.{pid}.{ending}"
+        self.events = run_dir / "recording" / f"rank-{rank}.{pid}.events.jsonl"
+        header = {"kind": ending, "identity": {"rank": rank, "pid": pid}}
+        path = run_dir / "recording" / self.name
+        self.writer = RecordingWriter(str(path), COLUMNS, header)
+
+    def append(self, count: int) -> None:
+        """So many further rows."""
+        for _ in range(count):
+            step = self.writer.count
+            self.writer.append(step, step * 7, step / 2)
+
+    def event(self, text: str) -> None:
+        """One event line."""
+        with self.events.open("a") as file:
+            file.write(text + "\n")
+
+
+def steps(run_dir: Path, name: str) -> list[int]:
+    """The step numbers in a recording of this run folder, empty when it is not there."""
+    path = run_dir / "recording" / name
+    if not path.exists():
+        return []
+    rows = RecordingReader(path).rows()
+    assert (rows["value"] == rows["step"] * 7).all(), "a torn row"
+    return [int(step) for step in rows["step"]]
+
+
+def until(
+    condition: Callable[[], bool], work: Callable[[], object] = lambda: time.sleep(0.01)
+) -> None:
+    """Work until the condition holds."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen before the deadline"
+        work()
+
+
+def pump_both(server: RelayServer, *clients: RelayClient) -> Callable[[], None]:
+    """A piece of work that lets both ends get on."""
+
+    def work() -> None:
+        server.pump(0.002)
+        for client in clients:
+            client.pump(0.002)
+
+    return work

@@ -1,0 +1,343 @@
+"""What a peer without the key, or with bad intentions, can do: nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from relay_nodes import ENVIRONMENT, Rank, make_run, pump_both, steps, until
+
+from traceml.collect.relay.client import RelayClient
+from traceml.collect.relay.keys import KeyPair, RunKey
+from traceml.collect.relay.names import parse_name
+from traceml.collect.relay.protocol import (
+    MESSAGE_BYTES,
+    PROTOCOL,
+    Answer,
+    AnyRequest,
+    Hello,
+    Limits,
+    Live,
+    Open,
+    Put,
+    Status,
+    Whole,
+    decode_answers,
+    encode,
+)
+from traceml.collect.relay.server import RelayServer
+from traceml.recording import format as fmt
+
+RUN_KEY = RunKey(ENVIRONMENT["TRACEML_KEY"].encode())
+TURNED_AWAY = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+Serve = Callable[..., RelayServer]
+
+
+def files(run_dir: Path) -> dict[str, bytes]:
+    """Everything in node 0's recording folder."""
+    return {p.name: p.read_bytes() for p in (run_dir / "recording").iterdir()}
+
+
+class Intruder:
+    """A bare socket that says what it likes."""
+
+    def __init__(
+        self, server: RelayServer, pair: KeyPair | None, server_key: bytes | None = None
+    ) -> None:
+        self.server = server
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        if pair is not None:
+            self.socket.curve_publickey, self.socket.curve_secretkey = pair.public, pair.secret
+            self.socket.curve_serverkey = server_key or RUN_KEY.server().public
+        self.monitor = self.socket.get_monitor_socket(TURNED_AWAY)
+        self.socket.connect(f"tcp://127.0.0.1:{server.port}")
+        self.ticket = 0
+
+    def answer(self, seconds: float = 20.0) -> bytes | None:
+        """What comes back, None when nothing does."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.server.pump(0.01)
+            if self.socket.poll(0):
+                return self.socket.recv()
+        return None
+
+    def is_turned_away(self) -> bool:
+        """Say hello and see the connection end without an answer."""
+        self.socket.send(encode([Hello(client=1, connection=1, protocol=PROTOCOL, node_rank=1)]))
+        until(lambda: bool(self.monitor.poll(0)), lambda: self.server.pump(0.01))
+        return not self.socket.poll(0)
+
+    def ask(self, kind: type[AnyRequest], **facts: Any) -> Answer:
+        """One request, one answer."""
+        self.ticket += 1
+        self.socket.send(encode([kind(client=1, connection=1, ticket=self.ticket, **facts)]))
+        (found,) = decode_answers(self.answer() or b"")
+        return found
+
+    def hello(self, node_rank: int = 1) -> Answer:
+        """Introduce ourselves."""
+        return self.ask(Hello, protocol=PROTOCOL, node_rank=node_rank)
+
+
+@pytest.fixture
+def intrude() -> Iterator[Callable[..., Intruder]]:
+    """Intruders that leave when the test is over."""
+    made: list[Intruder] = []
+
+    def start(*words: Any) -> Intruder:
+        made.append(Intruder(*words))
+        return made[-1]
+
+    yield start
+    for intruder in made:
+        intruder.context.destroy(linger=0)
+
+
+def a_head(rank: int, tmp_path: Path) -> bytes:
+    """The fixed half of a sound header."""
+    maker = Rank(make_run(tmp_path / f"maker{rank}"), rank)
+    return Path(maker.writer.path).read_bytes()[: fmt.LIVE_OFFSET]
+
+
+def rows(first: int, count: int) -> bytes:
+    """Rows of 32 bytes with these sequence numbers."""
+    return b"".join(bytes(24) + fmt.SEQUENCE.pack(first + i) for i in range(count))
+
+
+def test_wrong_key_gets_and_injects_nothing(
+    serve: Serve, intrude: Callable[..., Intruder], node0: Path
+) -> None:
+    """A stranger's key is turned away in the handshake, even with node 0's public key in hand."""
+    server = serve()
+    stranger = intrude(server, RunKey(b"another secret, long enough").client(1))
+    assert stranger.is_turned_away()
+    assert server.nodes() == {}
+    assert files(node0) == {}
+
+
+def test_wrong_server_key(serve: Serve, intrude: Callable[..., Intruder]) -> None:
+    """A peer that does not know node 0's public key gets no answer either."""
+    server = serve()
+    other = RunKey(b"another secret, long enough").server().public
+    peer = intrude(server, RUN_KEY.client(1), other)
+    assert peer.is_turned_away()
+    assert server.nodes() == {}
+
+
+def test_no_encryption_at_all(serve: Serve, intrude: Callable[..., Intruder]) -> None:
+    """A plain ZeroMQ peer is turned away."""
+    server = serve()
+    plain = intrude(server, None)
+    assert plain.is_turned_away()
+    assert server.nodes() == {}
+
+
+def test_node_beyond_the_number_of_nodes(serve: Serve, intrude: Callable[..., Intruder]) -> None:
+    """A key of the run for a node that the run does not have is no key."""
+    server = serve(nodes=3)
+    peer = intrude(server, RUN_KEY.client(3))
+    assert peer.is_turned_away()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        os.urandom(64 * 1024),
+        b"\xff" + b"\0" * 8 + b"\x7f" + b"\x03" + b"\0" * 5000,
+        # A sound greeting, then a command that claims to be an exabyte long.
+        b"\xff" + b"\0" * 8 + b"\x7f\x03\x01CURVE" + b"\0" * 47 + b"\x06" + b"\x0f" * 8,
+    ],
+)
+def test_garbage_on_the_socket(
+    garbage: bytes, serve: Serve, relay: Callable[..., RelayClient], node0: Path, node1: Path
+) -> None:
+    """Bytes that are no protocol do not disturb those who keep to it."""
+    server, client = serve(), relay()
+    rank = Rank(node1, 1)
+    rank.append(100)
+    for _ in range(20):
+        raw = socket.create_connection(("127.0.0.1", server.port))
+        raw.sendall(garbage)
+        client.pump(0.01)
+        server.pump(0.01)
+        raw.close()
+    until(lambda: len(steps(node0, "rank-1.node1.42.steps")) == 100, pump_both(server, client))
+    assert list(server.nodes()) == [1]
+
+
+def test_huge_frames(
+    serve: Serve,
+    intrude: Callable[..., Intruder],
+    relay: Callable[..., RelayClient],
+    node0: Path,
+    node1: Path,
+) -> None:
+    """A frame over the limit ends its sender's connection, even with a key; others go on."""
+    server = serve()
+    peer = intrude(server, RUN_KEY.client(2))
+    assert peer.hello(2).status is Status.OK
+    peer.socket.send(bytes(64 * MESSAGE_BYTES))
+    until(lambda: bool(peer.monitor.poll(0)), lambda: server.pump(0.01))
+    client = relay()
+    rank = Rank(node1, 1)
+    rank.append(100)
+    until(lambda: len(steps(node0, "rank-1.node1.42.steps")) == 100, pump_both(server, client))
+    assert set(files(node0)) == {"rank-1.node1.42.steps"}
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\xc1",
+        msgspec.msgpack.encode({"type": "Put"}),
+        msgspec.msgpack.encode([1] * 1000),
+        b"\x81" * 2000,
+    ],
+)
+def test_messages_that_are_none(
+    frame: bytes, serve: Serve, intrude: Callable[..., Intruder], node0: Path
+) -> None:
+    """What cannot be decoded is passed over."""
+    server = serve()
+    peer = intrude(server, RUN_KEY.client(1))
+    assert peer.hello().status is Status.OK
+    peer.socket.send(frame)
+    peer.socket.send_multipart([frame, frame, frame])
+    assert peer.hello().status is Status.OK
+    assert files(node0) == {}
+
+
+BAD_NAMES = [
+    "../escape.steps", "rank-1.1.steps/../../x", "/etc/passwd", "rank-1.1.steps\0", "relay.key",
+    "rank-1.node2.42.steps", "system.node2.gauges", "manifest.node2.json", "rank--1.1.steps",
+    "rank-1.1.events.jsonl\n", "", ".", "..", "seen-", "seen-../x", "seen-A", "rank-1.1.exe",
+    "rank-٣.1.steps", "final_summary.json", "request-1", ".relay-x", "rank-1.42.steps ",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_bad_file_names(
+    name: str, serve: Serve, intrude: Callable[..., Intruder], node0: Path, tmp_path: Path
+) -> None:
+    """Only the known names travel; no path, no name of another node, no file of node 0's own."""
+    assert parse_name(name) is None
+    server = serve()
+    peer = intrude(server, RUN_KEY.client(1))
+    peer.hello()
+    before = sorted(p.name for p in node0.iterdir())
+    assert peer.ask(Open, name=name, head=a_head(1, tmp_path)).status is Status.REFUSED
+    assert peer.ask(Whole, name=name, data=b"x").status is Status.REFUSED
+    assert peer.ask(Put, name=name, offset=0, data=b"x\n").status is not Status.OK
+    assert files(node0) == {}
+    assert sorted(p.name for p in node0.iterdir()) == before
+
+
+def test_rows_out_of_range(
+    serve: Serve, intrude: Callable[..., Intruder], node0: Path, tmp_path: Path
+) -> None:
+    """Rows that do not follow the last one, or are no whole rows, are not taken."""
+    server = serve()
+    peer = intrude(server, RUN_KEY.client(1))
+    peer.hello()
+    name, landed = "rank-1.42.steps", "rank-1.node1.42.steps"
+    assert peer.ask(Open, name=name, head=a_head(1, tmp_path)).offset == 0
+    assert peer.ask(Put, name=name, offset=0, data=rows(1, 3)).offset == 3
+    for offset in (0, 2, 4, 2**40):
+        found = peer.ask(Put, name=name, offset=offset, data=rows(offset + 1, 2))
+        assert (found.status, found.offset) == (Status.OK, 3)
+    for data in (rows(5, 1), rows(3, 2), rows(4, 1) + rows(6, 1), rows(4, 1)[:-1], b"x"):
+        assert peer.ask(Put, name=name, offset=3, data=data).status is Status.REFUSED
+    assert len(steps_of(node0 / "recording" / landed)) == 3
+    assert peer.ask(Put, name=name, offset=3, data=rows(4, 1)).offset == 4
+
+
+def steps_of(path: Path) -> list[int]:
+    """Sequence numbers that a reader sees."""
+    from traceml.recording.reader import RecordingReader
+
+    return [int(n) for n in RecordingReader(path).rows()["sequence"]]
+
+
+def test_claims_for_another_node(
+    serve: Serve, intrude: Callable[..., Intruder], node0: Path, tmp_path: Path
+) -> None:
+    """The key decides which node speaks: who claims to be another one reaches nothing."""
+    server = serve()
+    peer = intrude(server, RUN_KEY.client(1))
+    assert peer.hello(node_rank=2).status is Status.REFUSED
+    assert peer.ask(Open, name="rank-1.42.steps", head=b"").status is Status.UNKNOWN
+    peer.hello(node_rank=1)
+    peer.ask(Open, name="rank-1.42.steps", head=a_head(1, tmp_path))
+    assert set(files(node0)) == {"rank-1.node1.42.steps"}
+
+
+def test_header_that_contradicts_the_name(
+    serve: Serve, intrude: Callable[..., Intruder], node0: Path, tmp_path: Path
+) -> None:
+    """A recording with a damaged header or one of another rank is not made."""
+    server = serve()
+    peer = intrude(server, RUN_KEY.client(1))
+    peer.hello()
+    sound = a_head(1, tmp_path)
+    for head in (b"", sound[:-1], bytes(4096), b"\0" + sound[1:], a_head(2, tmp_path)):
+        assert peer.ask(Open, name="rank-1.42.steps", head=head).status is Status.REFUSED
+    assert files(node0) == {}
+
+
+def test_quotas(
+    serve: Serve, intrude: Callable[..., Intruder], node0: Path, tmp_path: Path
+) -> None:
+    """A node has a number of files and bytes on node 0's disk, and not one more."""
+    limits = Limits(files=3, node_bytes=600_000, lines_bytes=1000)
+    server = serve(limits=limits)
+    peer = intrude(server, RUN_KEY.client(1))
+    peer.hello()
+    lines = "rank-1.42.events.jsonl"
+    peer.ask(Open, name=lines)
+    assert peer.ask(Put, name=lines, offset=0, data=b"x" * 999 + b"\n").offset == 1000
+    assert peer.ask(Put, name=lines, offset=1000, data=b"\n").status is Status.REFUSED
+    head = a_head(1, tmp_path)
+    assert peer.ask(Open, name="rank-1.1.steps", head=head).status is Status.OK
+    assert peer.ask(Open, name="rank-1.2.steps", head=head).status is Status.OK
+    assert peer.ask(Open, name="rank-1.3.steps", head=head).status is Status.REFUSED
+    first = 1
+    taken = True
+    while taken:
+        answer = peer.ask(Put, name="rank-1.1.steps", offset=first - 1, data=rows(first, 8000))
+        taken, first = answer.status is Status.OK, answer.offset + 1
+    assert sum(len(data) for data in files(node0).values()) <= limits.node_bytes
+    assert peer.ask(Whole, name="manifest.json", data=b"{}").status is Status.REFUSED
+    assert [peer.ask(Whole, name=f"seen-{i}", data=b"").status for i in range(80)].count(
+        Status.OK
+    ) == 64
+    assert peer.ask(Whole, name="seen-torch", data=b"x").status is Status.REFUSED
+
+
+def test_live_area_is_all_that_live_reaches(
+    serve: Serve, intrude: Callable[..., Intruder], node0: Path, tmp_path: Path
+) -> None:
+    """A live update changes the live half of the header and nothing before or after it."""
+    server = serve()
+    peer = intrude(server, RUN_KEY.client(1))
+    peer.hello()
+    name, path = "rank-1.42.steps", node0 / "recording" / "rank-1.node1.42.steps"
+    peer.ask(Open, name=name, head=a_head(1, tmp_path))
+    peer.ask(Put, name=name, offset=0, data=rows(1, 3))
+    before = path.read_bytes()
+    assert peer.ask(Live, name=name, data=b"\xff" * 4096).status is Status.OK
+    after = path.read_bytes()
+    assert after[:4096] == before[:4096]
+    assert after[8192:] == before[8192:]
+    assert after[4096:8192] == b"\xff" * 4096

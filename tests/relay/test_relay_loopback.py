@@ -1,0 +1,183 @@
+"""The relay between two ends that nobody disturbs."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from relay_nodes import DEADLINE_S, Rank, make_run, pump_both, steps, until
+
+from traceml.collect.relay.background import BackgroundRelay
+from traceml.collect.relay.client import RelayClient
+from traceml.collect.relay.keys import create_key
+from traceml.collect.relay.server import RelayServer
+from traceml.collect.tail import Tail
+from traceml.recording.format import STATE_CLOSED
+from traceml.recording.reader import RecordingReader
+from traceml.recording.writer import RecordingWriter
+
+Serve = Callable[..., RelayServer]
+Relay = Callable[..., RelayClient]
+
+
+def test_rows_arrive_in_order_while_they_are_written(
+    serve: Serve, relay: Relay, node0: Path, node1: Path
+) -> None:
+    """Every look of a reader on node 0 sees a prefix of the rows, and in the end all of them."""
+    server, client = serve(), relay()
+    rank = Rank(node1, 3)
+    work = pump_both(server, client)
+
+    def write_and_pump() -> None:
+        if rank.writer.count < 20_000:
+            rank.append(137)
+        work()
+        seen = steps(node0, "rank-3.node1.42.steps")
+        assert seen == list(range(len(seen)))
+
+    until(lambda: len(steps(node0, "rank-3.node1.42.steps")) >= 20_000, write_and_pump)
+    until(lambda: steps(node0, "rank-3.node1.42.steps") == list(range(rank.writer.count)), work)
+
+
+def test_everything_of_a_rank_arrives(serve: Serve, relay: Relay, node0: Path, node1: Path) -> None:
+    """Events, device rows, gauges, live state, names, marks and the manifest travel, too."""
+    server, client = serve(), relay()
+    rank, device = Rank(node1, 5), Rank(node1, 5, ending="device")
+    gauges = RecordingWriter(
+        str(node1 / "recording" / "system.gauges"), (("time_ns", "q"),), {"kind": "system"}
+    )
+    gauges.append(77)
+    rank.append(3)
+    device.append(2)
+    rank.event(json.dumps({"kind": "checkpoint", "step": 1}))
+    rank.writer.set_name(0, "augment")
+    rank.writer.close()
+    (node1 / "recording" / "seen-torch").touch()
+    (node1 / "manifest.json").write_text('{"name": "a"}')
+    (node1 / "recording" / "request-1").write_text("stays")
+    landed = node0 / "recording"
+
+    def all_there() -> bool:
+        path = landed / "rank-5.node1.42.steps"
+        return path.exists() and RecordingReader(path).live()[1] == STATE_CLOSED
+
+    until(all_there, pump_both(server, client))
+    until(lambda: (landed / "manifest.node1.json").exists(), pump_both(server, client))
+    until(lambda: (landed / "seen-torch").exists(), pump_both(server, client))
+    until(lambda: (landed / "rank-5.node1.42.events.jsonl").exists(), pump_both(server, client))
+    until(lambda: bool(Tail(node0).read().ranks[0].events), pump_both(server, client))
+    found = Tail(node0).read()
+    assert [r.rank for r in found.ranks] == [5]
+    assert found.ranks[0].user_names[0] == "augment"
+    assert found.ranks[0].device_rows is not None
+    assert len(found.ranks[0].device_rows) == 2
+    assert found.seen == {"torch"}
+    assert RecordingReader(landed / "system.node1.gauges").rows()["time_ns"].tolist() == [77]
+    assert not list(landed.glob("request-*"))
+
+
+def test_landed_bytes_are_those_of_the_node(
+    serve: Serve, relay: Relay, node0: Path, node1: Path
+) -> None:
+    """A relayed recording equals its original byte for byte, as far as it is published."""
+    server, client = serve(), relay()
+    rank = Rank(node1, 0)
+    rank.append(5000)
+    until(lambda: len(steps(node0, "rank-0.node1.42.steps")) == 5000, pump_both(server, client))
+    there = (node1 / "recording" / rank.name).read_bytes()
+    here = (node0 / "recording" / "rank-0.node1.42.steps").read_bytes()
+    length = min(len(here), len(there))
+    assert here[:length] == there[:length]
+    assert not here[length:].strip(b"\0")
+
+
+def test_same_rank_and_process_id_on_two_nodes(
+    serve: Serve, relay: Relay, node0: Path, node1: Path, tmp_path: Path
+) -> None:
+    """Nodes that repeat a rank and a process id (containers do) keep files of their own."""
+    node2 = make_run(tmp_path / "node2")
+    local = Rank(node0, 0)
+    local.append(1)
+    one, two = Rank(node1, 0), Rank(node2, 0)
+    one.append(10)
+    two.append(20)
+    server, clients = serve(), [relay(node1, 1), relay(node2, 2)]
+    work = pump_both(server, *clients)
+    until(lambda: len(steps(node0, "rank-0.node1.42.steps")) == 10, work)
+    until(lambda: len(steps(node0, "rank-0.node2.42.steps")) == 20, work)
+    assert steps(node0, local.name) == [0]
+
+
+def test_close_delivers_the_rest(node0: Path, node1: Path, serve: Serve, relay: Relay) -> None:
+    """Rows of the last moment still arrive, and both ends know that all is there."""
+    server, client = BackgroundRelay(serve()), BackgroundRelay(relay())
+    rank = Rank(node1, 1)
+    rank.append(4000)
+    rank.writer.close()
+    assert client.close(30)
+    assert server.close(30)
+    assert steps(node0, "rank-1.node1.42.steps") == list(range(4000))
+    assert not (node0 / "relay.json").exists()
+
+
+def test_server_waits_for_a_node_that_is_still_sending(
+    serve: Serve, relay: Relay, node0: Path, node1: Path
+) -> None:
+    """Node 0's end of the run waits until another node has said that it is done."""
+    server, client = serve(), relay()
+    rank = Rank(node1, 1)
+    until(lambda: bool(server.nodes()), pump_both(server, client))
+    ended = threading.Thread(target=server.close, args=(30,))
+    ended.start()
+    rank.append(2000)
+    until(lambda: len(steps(node0, "rank-1.node1.42.steps")) == 2000, lambda: client.pump(0.01))
+    assert ended.is_alive()
+    assert client.close(30)
+    ended.join(30)
+    assert server.nodes()[1].complete
+
+
+def test_node0_unreachable(
+    relay: Relay, node1: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without node 0 nothing raises or waits, one line says so once, and the rows stay on disk."""
+    monkeypatch.setattr("traceml.collect.relay.client.SAY_AFTER_S", 0.05)
+    monkeypatch.setattr("traceml.errors._said", set())
+    client = relay(address="127.0.0.1:9")
+    rank = Rank(node1, 1)
+    rank.append(10)
+    began = time.monotonic()
+    while time.monotonic() - began < 1.0:
+        client.pump(0.01)
+    assert not client.connected
+    assert capsys.readouterr().err.count("cannot be reached") == 1
+    assert steps(node1, rank.name) == list(range(10))
+    assert not client.close(0.1)
+    assert str(node1) in capsys.readouterr().err
+
+
+def test_client_may_start_first(serve: Serve, relay: Relay, node0: Path, node1: Path) -> None:
+    """A node that is up before node 0 finds key and address when they appear."""
+    client = relay(environment={})
+    rank = Rank(node1, 1)
+    rank.append(10)
+    client.pump(0.05)
+    server = RelayServer(node0, create_key(node0, {}), 2)
+    until(lambda: len(steps(node0, "rank-1.node1.42.steps")) == 10, pump_both(server, client))
+    server.close(0)
+
+
+def test_close_after_node0_has_ended(serve: Serve, relay: Relay, node1: Path) -> None:
+    """A node that ends after node 0 does not wait for it in vain."""
+    server, client = serve(), relay()
+    until(lambda: client.connected, pump_both(server, client))
+    server.close(0)
+    rank = Rank(node1, 1)
+    rank.append(10)
+    began = time.monotonic()
+    assert not client.close(DEADLINE_S)
+    assert time.monotonic() - began < DEADLINE_S / 2

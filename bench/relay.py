@@ -131,9 +131,7 @@ def main() -> int:
         took_s, cpu_s = time.monotonic() - began, sum(server.cpu_times()[:2]) - before
         rows = sum(w.count for w in nodes.writers) - rows - len(nodes.writers)
         print(f"steady: {rows / took_s:,.0f} rows/s for {took_s:.1f} s;", end=" ")
-        print(
-            f"node 0: {100 * cpu_s / took_s:.0f} % of a core, {server.memory_info().rss >> 20} MiB"
-        )
+        print(f"node 0: {100 * cpu_s / took_s:.0f} % of a core, {server.memory_info().rss >> 20} MiB")
         until_landed(node0, nodes)
         nodes.close()
         stop.set()

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from traceml.analyze import rules_context, rules_memory, rules_time
+from traceml.analyze import rules_context, rules_memory, rules_ranks, rules_time
 from traceml.analyze.rule import Rule
 
 PAGE = Path(__file__).parents[1] / "docs" / "diagnoses.md"
 SECTIONS: tuple[tuple[str, tuple[Rule[Any], ...]], ...] = (
-    ("Step time", (*rules_time.BOUNDS, *rules_time.CHANGES, rules_time.COMPUTE_RULE)),
+    ("Step time", (*rules_time.BOUNDS, *rules_ranks.RULES, *rules_time.CHANGES, rules_time.COMPUTE_RULE)),
     ("Step memory", rules_memory.RULES),
     ("System", rules_context.SYSTEM_RULES),
     ("Process", rules_context.PROCESS_RULES),
@@ -25,8 +25,8 @@ HEAD = """# Diagnoses
 Written by `tools/write_diagnoses.py` from the rules; do not edit. Shares are of the step's full time, input
 wait included. Fewer than 2 completed steps: `NO DATA`; fewer than 20: at most a warning. When nothing
 fires: `BALANCED` (step time, memory) or `NORMAL` (system, process); when a signal was missing: `INCOMPLETE
-DATA`, with its name. The primary diagnosis is the first step-time finding that is more than information, then critical
-memory, then idle GPUs, else `COMPUTE-BOUND` or `BALANCED`.
+DATA`, with its name. The primary diagnosis is the first step-time finding that is more than
+information, then critical memory, then idle GPUs, else `COMPUTE-BOUND` or `BALANCED`.
 """
 
 

@@ -25,6 +25,19 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _count(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 1_000_000:
+        raise ValueError("use a whole number")
+    return value
+
+
+def _word(text: str) -> str:
+    if not text or text != text.strip():
+        raise ValueError("use a value without spaces")
+    return text
+
+
 def _mode(text: str) -> str:
     if text not in MODES:
         raise ValueError(f"use one of: {', '.join(MODES)}")
@@ -78,6 +91,13 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     Setting("logs_dir", _path, "logs", "folder that holds the run folders"),
     Setting("mode", _mode, "summary", "what to show: summary (the verdict at the end)"),
     Setting("interval", _seconds, 1.0, "seconds between samples of CPU, memory and GPU"),
+    Setting("stall_after", _seconds, 30.0, "seconds without a completed step before that is reported"),
+    Setting("nproc_per_node", _word, None, "start this many ranks on this machine, through torchrun"),
+    Setting("nnodes", _count, 1, "machines of the run (give all of them the same --run-name)"),
+    Setting("node_rank", _count, None, "which of the machines this is, from 0"),
+    Setting("master_addr", _word, None, "address of machine 0"),
+    Setting("master_port", _count, None, "port of torchrun on machine 0 (default: 29500)"),
+    Setting("relay_port", _count, None, "port of TraceML on machine 0 (default: any free one)"),
     Setting("overwrite", _boolean, False, "replace a run of the same name"),
     Setting("quiet", _boolean, False, "write the summary files, print nothing"),
 )
@@ -93,6 +113,13 @@ class Settings:
     logs_dir: str
     mode: str
     interval: float
+    stall_after: float
+    nproc_per_node: str | None
+    nnodes: int
+    node_rank: int | None
+    master_addr: str | None
+    master_port: int | None
+    relay_port: int | None
     overwrite: bool
     quiet: bool
 
@@ -138,6 +165,6 @@ def _parse(setting: Setting, source: str, value: Any) -> Any:
         return setting.parse(text)
     except ValueError as problem:
         reason = str(problem)
-        if "could not convert" in reason:
+        if "could not convert" in reason or "invalid literal" in reason:
             reason = "use a number"
         raise CommandError(f"{source}: {text!r} will not do; {reason}") from None

@@ -19,7 +19,7 @@ def test_the_diagnoses_page_is_current() -> None:
 def test_every_diagnosis_explains_itself() -> None:
     """No rule without a sentence of its own on the page."""
     page = (ROOT / "docs" / "diagnoses.md").read_text()
-    for kind, text in re.findall(r"`([A-Z0-9_]+)`\.(.*)", page):
+    for kind, text in re.findall(r"^`([A-Z0-9_]+)`\.(.*)", page, re.MULTILINE):
         assert len(text.strip()) > 20, f"{kind} has no docstring"
 
 

@@ -54,9 +54,7 @@ def steps(run_dir: Path, name: str) -> list[int]:
     return [int(step) for step in rows["step"]]
 
 
-def until(
-    condition: Callable[[], bool], work: Callable[[], object] = lambda: time.sleep(0.01)
-) -> None:
+def until(condition: Callable[[], bool], work: Callable[[], object] = lambda: time.sleep(0.01)) -> None:
     """Work until the condition holds."""
     deadline = time.monotonic() + DEADLINE_S
     while not condition():

@@ -51,9 +51,7 @@ class Peer:
 
     running: ClassVar[list[Peer]] = []
 
-    def __init__(
-        self, *words: object, prefix: tuple[str, ...] = (), key: str | None = None
-    ) -> None:
+    def __init__(self, *words: object, prefix: tuple[str, ...] = (), key: str | None = None) -> None:
         environment = {**os.environ, "TRACEML_KEY": key or ""}
         self.process = subprocess.Popen(
             [*prefix, sys.executable, __file__, *map(str, words)],

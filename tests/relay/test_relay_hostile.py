@@ -48,9 +48,7 @@ def files(run_dir: Path) -> dict[str, bytes]:
 class Intruder:
     """A bare socket that says what it likes."""
 
-    def __init__(
-        self, server: RelayServer, pair: KeyPair | None, server_key: bytes | None = None
-    ) -> None:
+    def __init__(self, server: RelayServer, pair: KeyPair | None, server_key: bytes | None = None) -> None:
         self.server = server
         self.context: zmq.Context[Any] = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
@@ -296,9 +294,7 @@ def test_header_that_contradicts_the_name(
     assert files(node0) == {}
 
 
-def test_quotas(
-    serve: Serve, intrude: Callable[..., Intruder], node0: Path, tmp_path: Path
-) -> None:
+def test_quotas(serve: Serve, intrude: Callable[..., Intruder], node0: Path, tmp_path: Path) -> None:
     """A node has a number of files and bytes on node 0's disk, and not one more."""
     limits = Limits(files=3, node_bytes=600_000, lines_bytes=1000)
     server = serve(limits=limits)
@@ -319,9 +315,7 @@ def test_quotas(
         taken, first = answer.status is Status.OK, answer.offset + 1
     assert sum(len(data) for data in files(node0).values()) <= limits.node_bytes
     assert peer.ask(Whole, name="manifest.json", data=b"{}").status is Status.REFUSED
-    assert [peer.ask(Whole, name=f"seen-{i}", data=b"").status for i in range(80)].count(
-        Status.OK
-    ) == 64
+    assert [peer.ask(Whole, name=f"seen-{i}", data=b"").status for i in range(80)].count(Status.OK) == 64
     assert peer.ask(Whole, name="seen-torch", data=b"x").status is Status.REFUSED
 
 

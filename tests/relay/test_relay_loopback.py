@@ -80,9 +80,7 @@ def test_everything_of_a_rank_arrives(serve: Serve, relay: Relay, node0: Path, n
     assert not list(landed.glob("request-*"))
 
 
-def test_landed_bytes_are_those_of_the_node(
-    serve: Serve, relay: Relay, node0: Path, node1: Path
-) -> None:
+def test_landed_bytes_are_those_of_the_node(serve: Serve, relay: Relay, node0: Path, node1: Path) -> None:
     """A relayed recording equals its original byte for byte, as far as it is published."""
     server, client = serve(), relay()
     rank = Rank(node1, 0)

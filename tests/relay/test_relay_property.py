@@ -63,9 +63,7 @@ class World:
     def reconnect(self, shrink: bool) -> None:
         self.connections += 1
         self.outbox.reconnected(self.connections, shrink)
-        hello = Hello(
-            client=self.clients, connection=self.connections, protocol=PROTOCOL, node_rank=1
-        )
+        hello = Hello(client=self.clients, connection=self.connections, protocol=PROTOCOL, node_rank=1)
         self.post(hello)
 
     def post(self, request: AnyRequest) -> None:

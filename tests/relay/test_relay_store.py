@@ -54,9 +54,7 @@ def test_a_reader_never_sees_a_torn_row(node0: Path, tmp_path: Path) -> None:
     assert steps(node0, LANDED) == list(range(60_000))
 
 
-def test_a_write_that_stops_half_way(
-    node0: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_stops_half_way(node0: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that fails in the middle of rows leaves a prefix; the same rows are taken again."""
     head, rows = a_recording(tmp_path / "source", 100)
     inbox = Inbox(node0 / "recording", Limits(), lambda: 0.0)
@@ -120,9 +118,7 @@ def test_late_hello_does_not_take_over(node0: Path) -> None:
     inbox = Inbox(node0 / "recording", Limits(), lambda: 0.0)
 
     def hello(connection: int) -> Answer:
-        return inbox.handle(
-            1, Hello(client=1, connection=connection, protocol=PROTOCOL, node_rank=1)
-        )
+        return inbox.handle(1, Hello(client=1, connection=connection, protocol=PROTOCOL, node_rank=1))
 
     name = "rank-4.42.events.jsonl"
     assert hello(2).status is Status.OK

@@ -77,6 +77,7 @@ def align(recordings: Sequence[RankRecording], last: int | None = None) -> Windo
         warmup=warmup,
         total_steps=total,
         dark_ranks=tuple(rank for rank in newest if rank not in lit),
+        hosts=tuple(str(r.identity.get("host", "")) for r in lit.values()),
     )
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeVar
 
 from traceml.analyze.rule import STEPS_FOR_ANY, STEPS_FOR_CRITICAL, Rule, ordered
+from traceml.analyze.rules_ranks import RULES as RANK_RULES
+from traceml.analyze.rules_ranks import RankView
 from traceml.analyze.rules_time import BOUNDS, CHANGES, COMPUTE_RULE, LABELS, TimeView
 from traceml.analyze.window import Window
 from traceml.schema import fmt
 from traceml.schema.summary import INFO, Finding
+
+AnyView = TypeVar("AnyView", TimeView, RankView)
 
 TOO_SHORT_SHARE: Final = 0.10
 """A step of which our own cost is more than this is too short to judge."""
@@ -30,6 +34,10 @@ def diagnose_time(window: Window) -> list[Finding]:
     missing: list[str] = []
     for rule in BOUNDS:
         _apply(rule, view, allowed, found, missing)
+    if len(window.ranks) > 1:
+        ranks = RankView(window)
+        for rank_rule in RANK_RULES:
+            _apply(rank_rule, ranks, allowed, found, missing)
     for rule in CHANGES:
         said = {f.phase for f in found}
         more: list[Finding] = []
@@ -45,7 +53,7 @@ def diagnose_time(window: Window) -> list[Finding]:
 
 
 def _apply(
-    rule: Rule[TimeView], view: TimeView, allowed: bool, found: list[Finding], missing: list[str]
+    rule: Rule[AnyView], view: AnyView, allowed: bool, found: list[Finding], missing: list[str]
 ) -> None:
     lacking = [k for k in rule.needs if not view.window.measured(k)]
     if lacking:

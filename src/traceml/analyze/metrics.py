@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from traceml.analyze.window import WAIT, Window
+from traceml.analyze.window import WAIT, Window, middle
 from traceml.schema import catalog as c
 from traceml.schema.summary import MetricStat, RankValue
 
@@ -83,7 +83,7 @@ def step_time_metrics(window: Window) -> dict[str, MetricStat]:
 def _share(window: Window, values_ms: Floats) -> float | None:
     if not window.count or np.isnan(values_ms).any():
         return None
-    return float(np.median(values_ms.sum(axis=1) * 1e6 / window.step_ns.sum(axis=1)))
+    return middle(values_ms.sum(axis=1) * 1e6 / window.step_ns.sum(axis=1))
 
 
 def rank_means(ranks: tuple[int, ...], values: dict[str, Floats]) -> dict[int, dict[str, float | None]]:

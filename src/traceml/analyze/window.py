@@ -16,6 +16,11 @@ WAIT = "wait"
 PHASE_KEYS: tuple[str, ...] = tuple(p.key for p in c.PHASES)
 
 
+def middle(values: Floats) -> float:
+    """The median rank's value: a real rank's, the lower of the two middle ones."""
+    return float(np.sort(values)[(len(values) - 1) // 2])
+
+
 @dataclass(frozen=True)
 class Window:
     """Completed steps that all ranks have, warm-up left out. Times in ns, NaN where not measured."""
@@ -37,6 +42,7 @@ class Window:
     warmup: tuple[float, ...] = field(default=())  # ms of each step that was left out
     total_steps: int = 0
     dark_ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
     cpu_delay_share: float = 0.0  # time that the ranks' threads waited for a core: other work's doing
 
     @property
@@ -70,7 +76,7 @@ class Window:
 
     def median_share(self, values: Floats) -> float:
         """Median of per-rank shares."""
-        return float(np.median(self.shares(values))) if self.count else 0.0
+        return middle(self.shares(values)) if self.count else 0.0
 
     def typical_share(self, values: Floats, burst: int = 1) -> float:
         """Share in the median step (or group of `burst` steps), so that rare slow steps do not show."""
@@ -80,8 +86,8 @@ class Window:
         cut = groups * burst
         top = values[:, :cut].reshape(len(self.ranks), groups, burst).sum(axis=2)
         bottom = self.judged_ns[:, :cut].reshape(len(self.ranks), groups, burst).sum(axis=2)
-        return float(np.median(np.median(top / bottom, axis=1)))
+        return middle(np.median(top / bottom, axis=1))
 
     def mean_ms(self, values: Floats) -> float:
         """Mean over steps, median over ranks, in milliseconds."""
-        return float(np.median(values.mean(axis=1))) / 1e6 if self.count else 0.0
+        return middle(values.mean(axis=1)) / 1e6 if self.count else 0.0

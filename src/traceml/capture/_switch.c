@@ -17,7 +17,7 @@
 
 static struct {
     int slots, recorded, first_user, first_wait, after_validation, pending_eval, pending_fetch;
-    int input, forward, backward, optimizer, validation, wait_start, wait_forward, wait_other;
+    int input, forward, backward, sync, optimizer, validation, wait_start, wait_forward, wait_other;
     long long short_gap_ns;
     int gap_weight, watch_from, watch_most;
     unsigned char is_wait[MOST_SLOTS];
@@ -90,6 +90,7 @@ static PyObject *start(Switch *s, int64_t now, long long slot, long long charged
     s->since = now;
     s->current = slot;
     s->switches += 1;
+    if (slot == cfg.backward) s->backwards += 1;
     show(s);
     if (tell(s, charged) < 0) return NULL;
     return PyLong_FromLongLong(outer);
@@ -181,9 +182,21 @@ static PyObject *Switch_leave(Switch *s, PyObject *arg) {
     }
     s->current = outer;
     show(s);
-    if (slot == cfg.backward) s->backwards += 1;
     if (tell(s, slot) < 0) return NULL;
     return PyLong_FromLongLong(now);
+}
+
+/* A local gradient is ready: up to here it was work, what follows the last one is waiting. Any thread may say so,
+ * because the training thread is inside the backward call and the caller holds the interpreter's lock. */
+static PyObject *Switch_gradients_ready(Switch *s, PyObject *unused) {
+    if (s->current != cfg.backward && s->current != cfg.sync) Py_RETURN_NONE;
+    int64_t now = now_ns(s);
+    s->totals[cfg.backward] += now - s->since;
+    s->since = now;
+    s->current = cfg.sync;
+    show(s);
+    if (tell(s, cfg.backward) < 0) return NULL;
+    Py_RETURN_NONE;
 }
 
 static PyObject *Switch_charged(Switch *s, PyObject *arg) {
@@ -405,6 +418,7 @@ static PyMethodDef Switch_methods[] = {
     {"enter_optimizer", (PyCFunction)Switch_enter_optimizer, METH_NOARGS, NULL},
     {"enter_validation", (PyCFunction)Switch_enter_validation, METH_NOARGS, NULL},
     {"leave", (PyCFunction)Switch_leave, METH_O, NULL},
+    {"gradients_ready", (PyCFunction)Switch_gradients_ready, METH_NOARGS, NULL},
     {"charged", (PyCFunction)Switch_charged, METH_O, NULL},
     {"move", (PyCFunction)Switch_move, METH_VARARGS, NULL},
     {"flush", (PyCFunction)Switch_flush, METH_O, NULL},
@@ -463,9 +477,9 @@ static PyType_Spec Switch_spec = {
 static PyObject *configure(PyObject *module, PyObject *args) {
     const char *is_wait, *after;
     Py_ssize_t n, m;
-    if (!PyArg_ParseTuple(args, "iiiiiiiiiiiiiiiLiiiy#y#", &cfg.slots, &cfg.recorded, &cfg.first_user,
+    if (!PyArg_ParseTuple(args, "iiiiiiiiiiiiiiiiLiiiy#y#", &cfg.slots, &cfg.recorded, &cfg.first_user,
                           &cfg.first_wait, &cfg.after_validation, &cfg.pending_eval, &cfg.pending_fetch,
-                          &cfg.input, &cfg.forward, &cfg.backward, &cfg.optimizer, &cfg.validation,
+                          &cfg.input, &cfg.forward, &cfg.backward, &cfg.sync, &cfg.optimizer, &cfg.validation,
                           &cfg.wait_start, &cfg.wait_forward, &cfg.wait_other, &cfg.short_gap_ns,
                           &cfg.gap_weight, &cfg.watch_from, &cfg.watch_most, &is_wait, &n, &after, &m))
         return NULL;

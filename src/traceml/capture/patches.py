@@ -195,6 +195,65 @@ def _goes_to_device(
     return isinstance(target, str) and target.split(":")[0] == kind
 
 
+def wrap_ddp_init(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    """A DDP model exchanges gradients inside backward: find where its own work ends."""
+    watch = failsafe("watching gradients", None)(lambda model: session.gradients.watch(model))
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        watch(self)
+
+    setattr(__init__, ORIGINAL, original)
+    return __init__
+
+
+def wrap_collective(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    """An explicit collective is `sync` wherever it is called, but in validation and checkpoints."""
+    switch, is_compiling = session.switch, session.torch.compiler.is_dynamo_compiling
+
+    @functools.wraps(original)
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        if (
+            is_compiling()
+            or switch.current in (c.SYNC, c.VALIDATION, c.CHECKPOINT)
+            or get_ident() != switch.thread
+        ):
+            return original(*args, **kwargs)
+        outer = switch.enter_inside(c.SYNC)
+        try:
+            return original(*args, **kwargs)
+        except BaseException as problem:
+            hide_frame(problem)
+            raise
+        finally:
+            switch.leave(outer)
+
+    setattr(collective, ORIGINAL, original)
+    return collective
+
+
+COLLECTIVES = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "monitored_barrier",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "send",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Patch:
     """One attribute to wrap, and the phase that is measured when it is in (None: helps another)."""
@@ -233,6 +292,12 @@ PATCHES: tuple[Patch, ...] = (
     Patch("torch", "Tensor.cuda", wrap_copy_to_device),
     Patch("torch", "Tensor.copy_", wrap_copy_to_device),
     Patch("torch", "save", wrap_save, c.CHECKPOINT),
+    Patch("torch.nn.parallel.distributed", "DistributedDataParallel.__init__", wrap_ddp_init, c.SYNC),
+    *(
+        Patch(module, name, wrap_collective)
+        for module in ("torch.distributed", "torch.distributed.distributed_c10d")
+        for name in COLLECTIVES
+    ),
     Patch("torch.distributed.checkpoint", "save", wrap_save),
     Patch("torch.distributed.checkpoint", "async_save", wrap_save),
     Patch("safetensors.torch", "save_file", wrap_save),
@@ -246,9 +311,9 @@ def put_in(patch: Patch, session: Session) -> None:
     *path, name = patch.attribute.split(".")
     for part in path:
         owner = getattr(owner, part)
-    original = getattr(owner, name)
-    if hasattr(original, ORIGINAL):
-        return
+    original = getattr(owner, name, None)
+    if original is None or hasattr(original, ORIGINAL):
+        return  # this version of torch does not have it, or it is wrapped already
     own = name in vars(owner)
     setattr(owner, name, patch.wrap(original, session))
     session.patched.append((owner, name, original if own else None))

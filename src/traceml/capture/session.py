@@ -14,6 +14,7 @@ from traceml.capture import identity
 from traceml.capture.batch import first_array, size_of
 from traceml.capture.device import Device, DeviceClock, TorchDevice
 from traceml.capture.events import EventLog
+from traceml.capture.gradients import GradientWatch
 from traceml.capture.leader import ENDS_STEP, NOTHING, Leader
 from traceml.capture.switch import (
     PASS,
@@ -80,6 +81,7 @@ class Session:
         self.memory_at = 0
         self.first_row = b""
         self.user_slots: dict[str, int] = {}
+        self.gradients = GradientWatch(self.switch)
 
     def adopt_thread(self) -> bool:
         """Training turns out to run on this thread, not on the one that imported torch."""
@@ -304,7 +306,9 @@ class Session:
         # Without a loader every forward is looked at; with a device every backward is.
         self.attention = not self.loader_seen or self.device is not None
         switch.lead = self.leader.only
-        switch.quick = not (self.attention or self.settling or self.blocks) and self.forward_seen
+        self.gradients.step_ended()
+        unusual = self.attention or self.settling or self.blocks or self.gradients.learning
+        switch.quick = self.forward_seen and not unusual
 
     def look_closer(self) -> None:
         """Something is unusual: the next forward, backward and end of step take the long way."""

@@ -137,6 +137,8 @@ class PythonSwitch:
         self.current = slot
         self.live[self.live_at] = slot & 255
         self.switches += 1
+        if slot == c.BACKWARD:
+            self.backwards += 1
         if self.mark is not None:
             self.mark(outer)
         return outer
@@ -155,8 +157,6 @@ class PythonSwitch:
                 self.cpu_since = self.cpu_clock()
         self.current = outer
         self.live[self.live_at] = outer & 255
-        if slot == c.BACKWARD:
-            self.backwards += 1
         if self.mark is not None:
             self.mark(slot)
         return now
@@ -190,9 +190,27 @@ class PythonSwitch:
         self.current = slot
         self.live[self.live_at] = slot & 255
         self.switches += 1
+        if slot == c.BACKWARD:
+            self.backwards += 1
         if self.mark is not None:
             self.mark(c.FORWARD if 2 * loss >= gap else outer)
         return outer
+
+    def gradients_ready(self) -> None:
+        """A local gradient is ready: up to here it was work, what follows the last one is waiting.
+
+        Any thread may say so (on accelerators the autograd thread does): the training thread is inside
+        the backward call and the caller holds the interpreter's lock.
+        """
+        if self.current not in (c.BACKWARD, c.SYNC):
+            return
+        now = self.clock()
+        self.totals[c.BACKWARD] += now - self.since
+        self.since = now
+        self.current = c.SYNC
+        self.live[self.live_at] = c.SYNC
+        if self.mark is not None:
+            self.mark(c.BACKWARD)
 
     def enter_optimizer(self) -> int:
         """Like `enter_compute`; an optimizer may also step inside a backward pass."""
@@ -320,6 +338,7 @@ def _fast_switch() -> type[PythonSwitch]:
         c.INPUT,
         c.FORWARD,
         c.BACKWARD,
+        c.SYNC,
         c.OPTIMIZER,
         c.VALIDATION,
         c.WAIT_START,

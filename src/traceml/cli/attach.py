@@ -38,7 +38,8 @@ def main(words: list[str]) -> int:
         time.sleep(seconds)
         return None
 
-    monitor.Monitor(folder, settings.interval, answer, dict(os.environ)).watch(poll)
+    watcher = monitor.Monitor(folder, settings.interval, settings.stall_after, answer, dict(os.environ))
+    watcher.watch(poll)
     ended = {**monitor.end_manifest(folder, manifest, None, []), "environment": surroundings.facts}
     finish(folder, ended, settings.quiet)
     return 0

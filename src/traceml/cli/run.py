@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from traceml.cli.arguments import parse
+from traceml.cli.arguments import Parsed, parse
 from traceml.cli.config import read_file_settings
 from traceml.collect import launch, monitor, rundir
 from traceml.collect.child import Child, end_like
 from traceml.collect.surroundings import Surroundings
 from traceml.errors import CommandError, failsafe
-from traceml.settings import SETTINGS, is_disabled, resolve
+from traceml.settings import SETTINGS, Settings, is_disabled, resolve
 
 
 def main(words: list[str]) -> int:
@@ -25,9 +25,9 @@ def main(words: list[str]) -> int:
         return 0
     if parsed.target is None:
         raise CommandError("give a script, `-m module` or a command: traceml run train.py")
-    command = launch.python_command(parsed.target, parsed.arguments, parsed.is_module)
     file_values, file_name = read_file_settings(Path.cwd())
     settings = resolve(parsed.flags, file_values, file_name)
+    command = _command(parsed, settings)
     if parsed.disabled or is_disabled(os.environ):
         native = {**launch.native_environment(os.environ), "TRACEML_DISABLED": "1"}
         os.execvpe(command[0], command, native)
@@ -41,11 +41,30 @@ def main(words: list[str]) -> int:
         raise CommandError(f"{command[0]}: cannot be started ({problem.strerror})") from None
     surroundings = Surroundings(Path.cwd())
     manifest = monitor.begin_manifest(folder, command, settings.mode, surroundings.facts)
-    watcher = monitor.Monitor(folder, settings.interval, answer, environment)
+    watcher = monitor.Monitor(folder, settings.interval, settings.stall_after, answer, environment)
     code = watcher.watch(child.wait)
     manifest["environment"] = surroundings.facts
     finish(folder, monitor.end_manifest(folder, manifest, code, child.signals), settings.quiet)
     return end_like(code)
+
+
+def _command(parsed: Parsed, settings: Settings) -> list[str]:
+    """What to start: the target itself, or torchrun around it."""
+    target, is_script = parsed.target or "", parsed.is_module or (parsed.target or "").endswith(".py")
+    if settings.nproc_per_node is None:
+        return launch.python_command(target, parsed.arguments, parsed.is_module)
+    if not is_script:
+        raise CommandError("--nproc-per-node starts a script or `-m module`; a command starts its own ranks")
+    return launch.torchrun_command(
+        target,
+        parsed.arguments,
+        parsed.is_module,
+        settings.nproc_per_node,
+        settings.nnodes,
+        settings.node_rank,
+        settings.master_addr,
+        settings.master_port,
+    )
 
 
 def answer(folder: Path, path: Path) -> None:

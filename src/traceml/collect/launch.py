@@ -31,6 +31,33 @@ def python_command(target: str, arguments: list[str], is_module: bool) -> list[s
     return [target, *arguments]
 
 
+def torchrun_command(
+    target: str,
+    arguments: list[str],
+    is_module: bool,
+    nproc_per_node: str,
+    nnodes: int,
+    node_rank: int | None,
+    master_addr: str | None,
+    master_port: int | None,
+) -> list[str]:
+    """torchrun underneath. On one machine it picks a free port, so that runs can stand side by side."""
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={nproc_per_node}"]
+    if nnodes <= 1:
+        command.append("--standalone")
+    else:
+        if node_rank is None or master_addr is None:
+            raise CommandError("--nnodes needs --node-rank and --master-addr too")
+        command += [
+            f"--nnodes={nnodes}",
+            f"--node-rank={node_rank}",
+            f"--master-addr={master_addr}",
+            f"--master-port={master_port or 29500}",
+        ]
+    plain = python_command(target, arguments, is_module)[1:]
+    return [*command, *plain]
+
+
 def injected_environment(environment: Mapping[str, str], run_dir: Path) -> dict[str, str]:
     """The environment under which every Python child records into `run_dir`."""
     inject = str(Path(__file__).resolve().parent.parent / "inject")

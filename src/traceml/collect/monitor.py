@@ -29,6 +29,7 @@ class Monitor:
         self,
         folder: Path,
         interval_s: float,
+        stall_after_s: float,
         answer: Callable[[Path, Path], None],
         environment: dict[str, str],
     ) -> None:
@@ -38,11 +39,14 @@ class Monitor:
         self._environment = environment
         self._gauges: Any = None
         self._tail: Any = None
+        self._watchdog: Any = None
+        self._stall_after_s = stall_after_s
 
     def watch(self, poll: Callable[[float], int | None]) -> int:
         """Run until the command ends; returns its exit code."""
         prepare = failsafe("sampling CPU, memory and GPU", None)(self._prepare)
         sample = failsafe("sampling CPU, memory and GPU", None)(self._sample)
+        look = failsafe("watching the ranks", None)(self._look)
         answer_requests = failsafe("looking for requests", None)(self._answer_requests)
         code = poll(0.0)
         if code is None:
@@ -54,7 +58,9 @@ class Monitor:
                 sample()
                 due = max(due + self._interval_s, now)
             answer_requests()
+            look()
             code = poll(min(REQUEST_EVERY_S, max(0.0, due - time.monotonic())))
+        look()  # who had ended when the command did
         return code
 
     def _prepare(self) -> None:
@@ -62,9 +68,16 @@ class Monitor:
         from traceml.collect.gauges import Gauges
         from traceml.collect.gpus import find_gpus
         from traceml.collect.tail import Tail
+        from traceml.collect.watchdog import Watchdog
 
         self._tail = Tail(self.folder)
+        self._watchdog = Watchdog(self._tail, self._stall_after_s)
         self._gauges = Gauges(self.folder / RECORDING, find_gpus(self._environment))
+
+    def _look(self) -> None:
+        line = self._watchdog.look() if self._watchdog is not None else None
+        if line is not None:
+            say(line)
 
     def _sample(self) -> None:
         if self._gauges is not None:

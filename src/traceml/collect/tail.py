@@ -27,12 +27,16 @@ class Tail:
     def pids(self) -> dict[int, int]:
         """Process id to rank, of every process that trains."""
         found = {}
-        for path in sorted(self.folder.glob("rank-*.steps")):
-            reader = self._reader(path)
-            if reader is not None:
-                identity = reader.header.get("identity", {})
-                found[int(identity.get("pid", 0))] = int(identity.get("rank", 0))
+        for reader in self.local_ranks():
+            identity = reader.header.get("identity", {})
+            found[int(identity.get("pid", 0))] = int(identity.get("rank", 0))
         return found
+
+    def local_ranks(self) -> list[RecordingReader]:
+        """The recordings of this machine's own ranks; what other nodes relayed is not among them."""
+        paths = (p for p in sorted(self.folder.glob("rank-*.steps")) if ".node" not in p.name)
+        readers = (self._reader(path) for path in paths)
+        return [reader for reader in readers if reader is not None]
 
     def read(self) -> RunRecording:
         """All published rows of all files."""
@@ -47,6 +51,9 @@ class Tail:
             process_rows=self._rows(self.folder / "process.gauges"),
             seen=frozenset(p.name.removeprefix("seen-") for p in self.folder.glob("seen-*")),
             problems=list(self.problems),
+            monitor_events=[
+                e for path in sorted(self.folder.glob("monitor*.events.jsonl")) for e in read_events(path)
+            ],
         )
 
     def _rank(self, path: Path, reader: RecordingReader) -> RankRecording:

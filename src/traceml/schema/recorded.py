@@ -45,3 +45,4 @@ class RunRecording:
     process_rows: NDArray[np.void] | None = None
     seen: frozenset[str] = frozenset()
     problems: list[str] = field(default_factory=list)
+    monitor_events: list[dict[str, Any]] = field(default_factory=list)

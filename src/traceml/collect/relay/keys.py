@@ -102,9 +102,7 @@ def find_key(run_dir: Path | None, environment: Mapping[str, str]) -> RunKey | N
 
 def _read(path: Path) -> RunKey:
     try:
-        fd = os.open(
-            path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-        )
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except FileNotFoundError:
         raise
     except OSError as problem:
@@ -114,7 +112,5 @@ def _read(path: Path) -> RunKey:
         if not stat.S_ISREG(found.st_mode):
             raise KeyProblem(f"{path}: not a plain file")
         if os.name == "posix" and stat.S_IMODE(found.st_mode) & 0o077:
-            raise KeyProblem(
-                f"{path}: others may read it; set its mode to 0600 or use {KEY_VARIABLE}"
-            )
+            raise KeyProblem(f"{path}: others may read it; set its mode to 0600 or use {KEY_VARIABLE}")
         return RunKey(file.read(_MOST_BYTES + 1).strip())

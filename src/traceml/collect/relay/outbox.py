@@ -222,9 +222,7 @@ class Outbox:
         if data:
             offset, file.sent = file.sent, file.sent + len(data) // file.source.unit_bytes
             self._note(_UnderWay(name, len(data), file.sent))
-            return Put(
-                client=who[0], connection=who[1], ticket=who[2], name=name, offset=offset, data=data
-            )
+            return Put(client=who[0], connection=who[1], ticket=who[2], name=name, offset=offset, data=data)
         if live is None or live == file.live or now_s - file.live_at_s < self.live_every_s:
             return None
         file.live, file.live_at_s = live, now_s

@@ -124,9 +124,7 @@ class NodeStore:
         size = path.stat().st_size
         return _Landed(path, 1, size, size)
 
-    def _open_rows(
-        self, path: Path, travel: TravelName, head: bytes, known: _Landed | None
-    ) -> _Landed:
+    def _open_rows(self, path: Path, travel: TravelName, head: bytes, known: _Landed | None) -> _Landed:
         if not path.exists():
             known = None
             self._account(path, fmt.HEADER_SIZE + CHUNK_BYTES)
@@ -194,9 +192,7 @@ class NodeStore:
 
     def _append_lines(self, landed: _Landed, data: bytes) -> None:
         if landed.offset + len(data) > self._limits.lines_bytes:
-            raise Refusal(
-                f"{landed.path.name}: more than {self._limits.lines_bytes} bytes of events"
-            )
+            raise Refusal(f"{landed.path.name}: more than {self._limits.lines_bytes} bytes of events")
         self._account(landed.path, len(data))
         fd = os.open(landed.path, os.O_WRONLY)
         try:

@@ -1,0 +1,77 @@
+"""Finds the moment when a rank's last gradient is ready: what follows in backward is waiting for others.
+
+All parameters of a DistributedDataParallel model are watched for a few steps to learn which one comes
+last; then only that one is. The hooks read a clock and nothing else, so buckets and results stay as they
+are. If the last parameter gets no gradient (unused parameters), everything is watched again for a while.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Final
+
+from traceml.capture.switch import PythonSwitch
+
+LEARN_STEPS: Final = 3
+
+
+class GradientWatch:
+    """The hooks on the parameters of one process's DDP models."""
+
+    def __init__(self, switch: PythonSwitch) -> None:
+        self._switch = switch
+        self._models: list[weakref.ref[Any]] = []
+        self._handles: list[Any] = []
+        self._last: weakref.ref[Any] | None = None
+        self._fired = True
+        self.learning = 0  # steps left
+        self.active = False
+
+    def watch(self, model: Any) -> None:
+        """A model whose gradients are exchanged with other ranks was made."""
+        self._models.append(weakref.ref(model))
+        self.active = True
+        self._learn()
+
+    def step_ended(self) -> None:
+        """A step completed: narrow down to the last parameter, or start over if it was not used."""
+        if not self.active:
+            return
+        if self.learning:
+            self.learning -= 1
+            if not self.learning:
+                self._settle()
+        elif not self._fired:
+            self._learn()
+        self._fired = False
+
+    def _learn(self) -> None:
+        """Watch every parameter that gets a gradient."""
+        self._unhook()
+        self.learning = LEARN_STEPS
+        for reference in self._models:
+            model = reference()
+            for parameter in model.parameters() if model is not None else ():
+                if parameter.requires_grad:
+                    self._handles.append(parameter.register_post_accumulate_grad_hook(self._seen))
+
+    def _settle(self) -> None:
+        """Keep a hook on the parameter that came last."""
+        last = self._last() if self._last is not None else None
+        self._unhook()
+        if last is not None:
+            self._handles.append(last.register_post_accumulate_grad_hook(self._ready))
+
+    def _seen(self, parameter: Any) -> None:
+        """While learning: this parameter is the last one so far; the switch moves on with each of them."""
+        self._last = weakref.ref(parameter)
+        self._ready(parameter)
+
+    def _ready(self, _parameter: Any) -> None:
+        self._fired = True
+        self._switch.gradients_ready()
+
+    def _unhook(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()

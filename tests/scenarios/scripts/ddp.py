@@ -1,0 +1,111 @@
+"""DDP on gloo that knows nothing of TraceML; one rank gets one fault of a known size (they sleep)."""
+
+import argparse
+import os
+import signal
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=60)
+parser.add_argument("--rank", type=int, default=1, help="the rank with the fault")
+parser.add_argument("--input", type=float, default=0.0, help="extra ms a step")
+parser.add_argument("--forward", type=float, default=0.0)
+parser.add_argument("--backward", type=float, default=0.0)
+parser.add_argument("--optimizer", type=float, default=0.0)
+parser.add_argument("--base", type=float, default=15.0, help="ms of forward on every rank")
+parser.add_argument("--extra-steps", type=int, default=0)
+parser.add_argument("--kill-at", type=int, default=0)
+parser.add_argument("--raise-at", type=int, default=0)
+parser.add_argument("--hang-at", type=int, default=0)
+parser.add_argument("--memory-mb", type=int, default=0)
+parser.add_argument("--all-reduce", type=int, default=0, help="explicit all-reduces of 1 MB a step")
+parser.add_argument("--accumulate", type=int, default=1)
+parser.add_argument("--no-ddp", action="store_true")
+parser.add_argument("--rotate", action="store_true", help="the fault moves from rank to rank")
+args = parser.parse_args()
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+step = 0
+
+
+def sleep(ms):
+    mine = step % world if args.rotate else args.rank
+    if ms and rank == mine:
+        time.sleep(ms / 1000)
+
+
+class Data(Dataset):
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __len__(self):
+        return self.batches
+
+    def __getitem__(self, index):
+        sleep(args.input)
+        return torch.randn(8, 32), torch.randn(8, 1)
+
+
+class SlowBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        sleep(args.backward)
+        return grad
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(32, 64), nn.Linear(64, 1)
+
+    def forward(self, x):
+        time.sleep(args.base / 1000)
+        sleep(args.forward)
+        return self.last(SlowBackward.apply(torch.relu(self.first(x))))
+
+
+class SlowSGD(torch.optim.SGD):
+    def step(self, closure=None):
+        sleep(args.optimizer)
+        return super().step(closure)
+
+
+torch.manual_seed(0)
+model = Model()
+trained = model if args.no_ddp else DistributedDataParallel(model)
+optimizer = SlowSGD(model.parameters(), lr=0.01)
+kept = [torch.ones(args.memory_mb * 2**18)] if args.memory_mb and rank == args.rank else []
+steps = args.steps + (args.extra_steps if rank == args.rank else 0)
+for index, (x, y) in enumerate(DataLoader(Data(steps * args.accumulate), batch_size=None)):
+    if (index + 1) % args.accumulate:
+        with trained.no_sync():
+            nn.functional.mse_loss(trained(x), y).backward()
+        continue
+    nn.functional.mse_loss(trained(x), y).backward()
+    for _ in range(args.all_reduce):
+        dist.all_reduce(torch.zeros(2**18))
+    optimizer.step()
+    optimizer.zero_grad()
+    step += 1
+    if rank == args.rank:
+        if step == args.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if step == args.raise_at:
+            raise RuntimeError("this rank has had enough")
+        if step == args.hang_at:
+            time.sleep(3600)
+if not args.extra_steps:
+    dist.barrier()
+dist.destroy_process_group()

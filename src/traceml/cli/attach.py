@@ -11,6 +11,7 @@ from pathlib import Path
 from traceml.cli.run import answer, finish
 from traceml.collect import monitor, rundir
 from traceml.collect.surroundings import Surroundings
+from traceml.errors import failsafe
 from traceml.settings import resolve
 
 
@@ -41,5 +42,6 @@ def main(words: list[str]) -> int:
     watcher = monitor.Monitor(folder, settings.interval, settings.stall_after, answer, dict(os.environ))
     watcher.watch(poll)
     ended = {**monitor.end_manifest(folder, manifest, None, []), "environment": surroundings.facts}
+    failsafe("writing the manifest", None)(rundir.write_manifest)(folder, ended)
     finish(folder, ended, settings.quiet)
     return 0

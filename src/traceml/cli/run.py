@@ -12,6 +12,7 @@ from traceml.cli.arguments import Parsed, parse
 from traceml.cli.config import read_file_settings
 from traceml.collect import launch, monitor, rundir
 from traceml.collect.child import Child, end_like
+from traceml.collect.nodes import Relay, find_place
 from traceml.collect.surroundings import Surroundings
 from traceml.errors import CommandError, failsafe
 from traceml.settings import SETTINGS, Settings, is_disabled, resolve
@@ -32,7 +33,8 @@ def main(words: list[str]) -> int:
         native = {**launch.native_environment(os.environ), "TRACEML_DISABLED": "1"}
         os.execvpe(command[0], command, native)
     named = [parsed.target.rpartition(".")[2] if parsed.is_module else parsed.target]
-    folder = rundir.create(settings.logs_dir, settings.run_name, named, settings.overwrite)
+    place = find_place(settings, os.environ, Path(named[0]).stem)
+    folder = rundir.create(settings.logs_dir, place.folder_name, named, settings.overwrite)
     environment = launch.injected_environment(os.environ, folder)
     try:
         child = Child(command, environment)
@@ -41,10 +43,14 @@ def main(words: list[str]) -> int:
         raise CommandError(f"{command[0]}: cannot be started ({problem.strerror})") from None
     surroundings = Surroundings(Path.cwd())
     manifest = monitor.begin_manifest(folder, command, settings.mode, surroundings.facts)
+    relay = Relay(place, folder, os.environ)
     watcher = monitor.Monitor(folder, settings.interval, settings.stall_after, answer, environment)
     code = watcher.watch(child.wait)
     manifest["environment"] = surroundings.facts
-    finish(folder, monitor.end_manifest(folder, manifest, code, child.signals), settings.quiet)
+    manifest = monitor.end_manifest(folder, manifest, code, child.signals)
+    failsafe("writing the manifest", None)(rundir.write_manifest)(folder, manifest)
+    relay.close()
+    finish(folder, manifest, settings.quiet or not place.is_first)
     return end_like(code)
 
 
@@ -83,7 +89,6 @@ def finish(folder: Path, manifest: dict[str, Any], quiet: bool) -> None:
     from traceml.cli import result
     from traceml.present.text import render
 
-    failsafe("writing the manifest", None)(rundir.write_manifest)(folder, manifest)
     summary = result.build(folder, manifest, final=True)
     written = failsafe("writing final_summary.json", False)(result.write_json)(folder, summary)
     text = failsafe("rendering the summary", "")(render)(summary)

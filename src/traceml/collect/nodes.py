@@ -1,0 +1,107 @@
+"""One run on several machines: which of them this is, and the relay that carries its rows to machine 0.
+
+Under Slurm each task of `srun traceml run ...` is a member of its own; else each machine is, by --node-rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from traceml.errors import CommandError, failsafe, say
+from traceml.settings import Settings
+
+DRAIN_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """This monitor's place among those of the run."""
+
+    index: int
+    count: int
+    run_name: str | None
+    master_addr: str | None
+    relay_port: int | None
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def folder_name(self) -> str | None:
+        """The run's name on the first member; the others keep what they record beside it."""
+        return (
+            self.run_name if self.is_first or self.run_name is None else f"{self.run_name}.node{self.index}"
+        )
+
+
+def find_place(settings: Settings, environment: Mapping[str, str], stem: str) -> Place:
+    """From the flags, else from Slurm, else alone."""
+    if settings.nnodes > 1:
+        if settings.node_rank is None or settings.run_name is None:
+            raise CommandError("--nnodes needs --node-rank and the same --run-name on every machine")
+        if settings.node_rank >= settings.nnodes:
+            raise CommandError(f"--node-rank {settings.node_rank} is not below --nnodes {settings.nnodes}")
+        return _place(settings, settings.node_rank, settings.nnodes, settings.run_name)
+    tasks, task = environment.get("SLURM_NTASKS", ""), environment.get("SLURM_PROCID", "")
+    if tasks.isdigit() and task.isdigit() and int(tasks) > 1 and int(task) < int(tasks):
+        job = f"{environment.get('SLURM_JOB_ID', '0')}.{environment.get('SLURM_STEP_ID', '0')}"
+        return _place(settings, int(task), int(tasks), settings.run_name or f"{stem}-slurm-{job}")
+    return _place(settings, 0, 1, settings.run_name)
+
+
+def _place(settings: Settings, index: int, count: int, name: str | None) -> Place:
+    return Place(index, count, name, settings.master_addr, settings.relay_port)
+
+
+class Relay:
+    """The relay's end on this member; a run on one machine has none. Trouble here never touches training."""
+
+    def __init__(self, place: Place, folder: Path, environment: Mapping[str, str]) -> None:
+        self._place = place
+        self._server: Any = None
+        self._background: Any = None
+        if place.count > 1:
+            failsafe("the relay between machines", None)(self._start)(folder, environment)
+
+    def _start(self, folder: Path, environment: Mapping[str, str]) -> None:
+        from traceml.collect.relay.background import BackgroundRelay
+
+        place = self._place
+        if place.is_first:
+            from traceml.collect.relay.keys import create_key
+            from traceml.collect.relay.server import RelayServer
+
+            key = create_key(folder, environment)
+            self._server = RelayServer(
+                folder, key, nodes=place.count, bind_port=place.relay_port, advertise=place.master_addr
+            )
+            self._background = BackgroundRelay(self._server)
+            return
+        from traceml.collect.relay.client import RelayClient
+
+        address = None
+        if place.master_addr is not None and place.relay_port is not None:
+            address = f"{place.master_addr}:{place.relay_port}"
+        shared = folder.parent / str(place.run_name)
+        client = RelayClient(
+            folder, place.index, shared_dir=shared, server_address=address, environment=environment
+        )
+        self._background = BackgroundRelay(client)
+
+    def close(self) -> None:
+        """Deliver, or wait for, the rest; what is missing is said, and stays on the other machine's disk."""
+        if self._background is None:
+            return
+        complete = failsafe("the relay between machines", False)(self._background.close)(DRAIN_S)
+        if self._server is not None:
+            heard = set(self._server.nodes())
+            silent = [k for k in range(1, self._place.count) if k not in heard]
+            if silent:
+                names = ", ".join(str(k) for k in silent)
+                say(f"nothing came from node {names}; `traceml view` can merge what it recorded")
+        elif not complete:
+            say("not every row reached node 0; they are kept here, `traceml view` can merge them")

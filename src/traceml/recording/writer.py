@@ -91,7 +91,7 @@ class RecordingWriter:
         """Name a user column; shown by readers, cut to what fits."""
         data = name.encode()[: fmt.NAME_BYTES - 1].decode(errors="ignore").encode()
         start = fmt.LIVE_NAMES + slot * fmt.NAME_BYTES
-        self._header[start : start + len(data)] = data
+        self._header[start : start + fmt.NAME_BYTES] = data.ljust(fmt.NAME_BYTES, b"\0")
 
     def set_state(self, state: int) -> None:
         """Say how the writer ended."""

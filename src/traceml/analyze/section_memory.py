@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,12 @@ from traceml.schema import catalog as c
 from traceml.schema.recorded import RankRecording, RunRecording
 from traceml.schema.summary import Member, MetricStat, Section
 
+_FLAG_OF: Final = {
+    metric.key: c.FLAG_RSS if metric.key == "rss_bytes" else c.FLAG_DEVICE_MEMORY
+    for metric in c.STEP_MEMORY_METRICS
+}
+"""The bit of a row that says whether this memory was read."""
+
 
 def memory_view(
     ranks: dict[int, RankRecording], window: Window, recording: RunRecording
@@ -24,16 +30,19 @@ def memory_view(
         return None
     rows = [r.rows[np.isin(r.rows["step"], window.steps)] for r in lit]
     on_device = all(bool((r["flags"] & c.FLAG_DEVICE_MEMORY).all()) for r in rows)
-    if not on_device and not all(bool((r["flags"] & c.FLAG_RSS).any()) for r in rows):
-        return None
     key = "peak_allocated_bytes" if on_device else "rss_bytes"
+    # A step whose memory was not read is left out: its 0 is no measurement.
+    read = np.logical_and.reduce([(r["flags"] & _FLAG_OF[key]) != 0 for r in rows])
+    if not read.any():
+        return None
+    rows = [r[read] for r in rows]
     peak = np.stack([r[key].astype(float) for r in rows])
     capacities = [r.header.get("device", {}).get("capacity_bytes") for r in lit]
     known = [float(v) for v in capacities if v]
     capacity = min(known) if on_device and len(known) == len(lit) else None
     return MemoryView(
         ranks=window.ranks,
-        steps=window.steps,
+        steps=window.steps[read],
         peak=peak,
         reserved=np.stack([r["peak_reserved_bytes"].astype(float) for r in rows]),
         memory="device" if on_device else "rss",
@@ -76,12 +85,9 @@ def memory_section(view: MemoryView | None, ranks: dict[int, RankRecording]) -> 
 
 def _memory_values(view: MemoryView, ranks: dict[int, RankRecording]) -> dict[str, NDArray[np.float64]]:
     rows = [ranks[r].rows[np.isin(ranks[r].rows["step"], view.steps)] for r in view.ranks]
-    device = np.stack([(r["flags"] & c.FLAG_DEVICE_MEMORY) != 0 for r in rows])
     return {
-        metric.key: np.where(
-            device if metric.key != "rss_bytes" else True,
-            np.stack([r[metric.key].astype(float) for r in rows]),
-            np.nan,
+        metric.key: np.stack(
+            [np.where(r["flags"] & _FLAG_OF[metric.key], r[metric.key].astype(float), np.nan) for r in rows]
         )
         for metric in c.STEP_MEMORY_METRICS
     }

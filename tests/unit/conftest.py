@@ -1,4 +1,4 @@
-"""What all unit tests share: hypothesis without deadlines (the machine is shared), nothing random between runs."""
+"""What all unit tests share: hypothesis without deadlines (machines are shared), the same examples always."""
 
 from __future__ import annotations
 

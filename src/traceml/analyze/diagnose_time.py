@@ -23,7 +23,7 @@ def diagnose_time(window: Window) -> list[Finding]:
     if window.total_steps < STEPS_FOR_ANY:
         return [_no_data(window)]
     if window.count < STEPS_FOR_ANY:
-        return [_warmup(window)]
+        return [_warmup(window) if window.warmup else _no_data(window)]
     own = window.mean_ms(window.own_ns)
     step = window.mean_ms(window.step_ns)
     if own > TOO_SHORT_SHARE * step:

@@ -102,7 +102,7 @@ def blocks(window: Window, most: int = 40, least: int = 20) -> dict[str, object]
     count = window.count
     if count == 0:
         return {"steps_per_block": 0, "start_steps": [], "metrics": {}}
-    pieces = min(most, max(1, count // 5)) if count >= least else count
+    pieces = min(most, max(count // 5, min(count, least)))
     cuts = np.linspace(0, count, pieces + 1).astype(int)
     metrics = {}
     for key, values in step_time_values(window).items():

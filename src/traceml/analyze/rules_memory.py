@@ -117,7 +117,7 @@ def _creep(
         if not (enough and found.pairs_up >= pairs and found.still_rising and found.steady >= steady):
             return None
     per_step = worst.rise / len(view.steps) * SLICES / (SLICES - 1)
-    left = (view.capacity - worst.start - worst.rise) / per_step if view.capacity else None
+    left = max(0.0, (view.capacity - worst.start - worst.rise) / per_step) if view.capacity else None
     full = f"; at this rate it is full after {fmt.count(left)} more steps" if left else ""
     return Measured(
         level=1.0,

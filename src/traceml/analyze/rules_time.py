@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -62,16 +63,17 @@ class TimeView:
         level[self.shift.at :] *= self.shift.before / self.shift.after
         return level
 
-    def excess(self, chosen: Any, others: Any) -> dict[str, float]:
-        """How much more each phase takes in the chosen steps than in the others (medians over ranks), ms."""
+    def excess(self, chosen: Any, others: Any, level: Callable[[Floats], Any]) -> dict[str, float]:
+        """How much more each phase takes in the chosen steps than in the others (medians over ranks), ms.
+
+        `level` is what a phase takes in the chosen steps: the mean of slow steps, which are slow each in its
+        own way; the median after a shift, which is a shift of the typical step.
+        """
         window = self.window
-        found = {}
-        for key in (*COMPUTE, INPUT, H2D, SYNC, WAIT):
-            values = np.median(self.wait if key == WAIT else window.of(key), axis=0)
-            found[key] = float(values[chosen].mean() - np.median(values[others])) / 1e6
-        gc = np.median(window.gc_ns, axis=0)
-        found["garbage collection"] = float(gc[chosen].mean() - np.median(gc[others])) / 1e6
-        return found
+        series = {k: self.wait if k == WAIT else window.of(k) for k in (*COMPUTE, INPUT, H2D, SYNC, WAIT)}
+        series["garbage collection"] = window.gc_ns
+        typical = {key: np.median(values, axis=0) for key, values in series.items()}
+        return {k: float(level(v[chosen]) - np.median(v[others])) / 1e6 for k, v in typical.items()}
 
 
 def _bound(view: TimeView, values: Floats, phase: str, burst: int = 1) -> Measured:
@@ -133,10 +135,9 @@ def wait_heavy(view: TimeView) -> Measured:
     }
     name, (phase, largest) = max(parts.items(), key=lambda item: float(item[1][1].sum()))
     found = _bound(view, values, phase)
-    known = window.median_share(view.outside)
-    if known >= EXPLAINED * found.score:
-        # Done on purpose, every so many steps: that is no jitter.
-        found = Measured(found.score, found.score, found.words, phase, (), found.evidence, found.cost_ms)
+    # Done on purpose, every so many steps: that is no jitter. Of the rest only what the typical step shows.
+    steady = window.median_share(view.outside) + _bound(view, view.wait, WAIT).level
+    found = replace(found, level=max(found.level, steady))
     total = max(float(values.sum()), 1.0)
     if name:
         text = f"{name} is {fmt.share(float(largest.sum()) / total)} of it"
@@ -176,7 +177,7 @@ def jitter(view: TimeView) -> Measured | None:
     share = lost / float(np.median(view.window.judged_ns.sum(axis=1)))
     per_slow_ms = lost / len(slow) / 1e6
     period = find_period(slow)
-    name, part = _explains(view.excess(slow, others), per_slow_ms)
+    name, part = _explains(view.excess(slow, others, np.mean), per_slow_ms)
     rhythm = f"every {period} steps" if period else f"{len(slow)} of {len(pace)} steps, no rhythm"
     where = f"{fmt.share(part)} of it in {LABELS.get(name, name)}" if name else "spread over phases"
     return Measured(
@@ -223,7 +224,7 @@ def slowdown(view: TimeView) -> Measured | None:
     window = view.window
     index = np.arange(window.count)
     extra_ms = (shift.after - shift.before) / 1e6
-    name, part = _explains(view.excess(index >= shift.at, index < shift.at), extra_ms)
+    name, part = _explains(view.excess(index >= shift.at, index < shift.at, np.median), extra_ms)
     where = f"{fmt.share(part)} of it in {LABELS.get(name, name)}" if name else "spread over phases"
     late = 1 - shift.at / window.count
     share = extra_ms * late / max(window.mean_ms(window.judged_ns), 1e-9)

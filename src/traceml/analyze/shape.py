@@ -84,4 +84,6 @@ def find_period(indices: NDArray[np.int64]) -> int | None:
     best = int(np.argmax(counts))
     period = int(values[best])
     near = np.abs(distances - period) <= max(1, period // 20)
-    return period if period > 1 and np.mean(near) >= 0.8 else None
+    if period <= 1 or np.mean(near) < 0.8:
+        return None
+    return int(np.median(distances[near]))

@@ -67,15 +67,18 @@ class RecordingReader:
 def _parse_header(path: Path, head: bytes) -> tuple[dict[str, Any], int]:
     if len(head) < fmt.HEADER_SIZE:
         raise UnreadableRecording(f"{path}: too short to be a recording")
-    magic, version, header_size, row_size, length = fmt.PREFIX.unpack_from(head)
+    magic, version, header_size, row_size, length, check = fmt.PREFIX.unpack_from(head)
     if magic != fmt.MAGIC:
         raise UnreadableRecording(f"{path}: not a TraceML recording")
     if version != fmt.VERSION or header_size != fmt.HEADER_SIZE:
         raise UnreadableRecording(f"{path}: format version {version}, this TraceML reads {fmt.VERSION}")
     if not 16 <= row_size <= 4096 or length > fmt.LIVE_OFFSET - fmt.PREFIX.size:
         raise UnreadableRecording(f"{path}: damaged header")
+    text = head[fmt.PREFIX.size : fmt.PREFIX.size + length]
+    if check != fmt.checksum(row_size, text):
+        raise UnreadableRecording(f"{path}: damaged header")
     try:
-        header = json.loads(head[fmt.PREFIX.size : fmt.PREFIX.size + length])
+        header = json.loads(text)
     except ValueError as problem:
         raise UnreadableRecording(f"{path}: damaged header") from problem
     if not isinstance(header, dict):

@@ -62,7 +62,8 @@ class RecordingWriter:
         self.map = self._header
         self._header[fmt.PREFIX.size : fmt.PREFIX.size + len(text)] = text
         # The magic goes last: a header without it was never finished and is not read.
-        fmt.PREFIX.pack_into(self._header, 0, b"", fmt.VERSION, fmt.HEADER_SIZE, self.row_size, len(text))
+        sizes = (fmt.HEADER_SIZE, self.row_size, len(text), fmt.checksum(self.row_size, text))
+        fmt.PREFIX.pack_into(self._header, 0, b"", fmt.VERSION, *sizes)
         self._header[0 : len(fmt.MAGIC)] = fmt.MAGIC
         self.grow()
 
@@ -91,7 +92,7 @@ class RecordingWriter:
         """Name a user column; shown by readers, cut to what fits."""
         data = name.encode()[: fmt.NAME_BYTES - 1].decode(errors="ignore").encode()
         start = fmt.LIVE_NAMES + slot * fmt.NAME_BYTES
-        self._header[start : start + len(data)] = data
+        self._header[start : start + fmt.NAME_BYTES] = data.ljust(fmt.NAME_BYTES, b"\0")
 
     def set_state(self, state: int) -> None:
         """Say how the writer ended."""

@@ -1,0 +1,122 @@
+"""The step-memory section of the summary: device memory where there is some, else resident memory."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traceml.analyze import metrics as m
+from traceml.analyze.rules_memory import MemoryView, diagnose_memory
+from traceml.analyze.window import Window
+from traceml.schema import catalog as c
+from traceml.schema.recorded import RankRecording, RunRecording
+from traceml.schema.summary import Member, MetricStat, Section
+
+_FLAG_OF: Final = {
+    metric.key: c.FLAG_RSS if metric.key == "rss_bytes" else c.FLAG_DEVICE_MEMORY
+    for metric in c.STEP_MEMORY_METRICS
+}
+"""The bit of a row that says whether this memory was read."""
+
+
+def memory_view(
+    ranks: dict[int, RankRecording], window: Window, recording: RunRecording
+) -> MemoryView | None:
+    """Device memory where every rank has it, else the processes' resident memory."""
+    lit = [ranks[r] for r in window.ranks]
+    if not lit or not window.count:
+        return None
+    rows = [r.rows[np.isin(r.rows["step"], window.steps)] for r in lit]
+    on_device = all(bool((r["flags"] & c.FLAG_DEVICE_MEMORY).all()) for r in rows)
+    key = "peak_allocated_bytes" if on_device else "rss_bytes"
+    # A step whose memory was not read is left out: its 0 is no measurement.
+    read = np.logical_and.reduce([(r["flags"] & _FLAG_OF[key]) != 0 for r in rows])
+    if not read.any():
+        return None
+    rows = [r[read] for r in rows]
+    peak = np.stack([r[key].astype(float) for r in rows])
+    capacities = [r.header.get("device", {}).get("capacity_bytes") for r in lit]
+    known = [float(v) for v in capacities if v]
+    capacity = min(known) if on_device and len(known) == len(lit) else None
+    return MemoryView(
+        ranks=window.ranks,
+        steps=window.steps[read],
+        peak=peak,
+        reserved=np.stack([r["peak_reserved_bytes"].astype(float) for r in rows]),
+        memory="device" if on_device else "rss",
+        capacity=capacity if on_device else ram_total(recording.system_rows),
+        total_steps=window.total_steps,
+    )
+
+
+def ram_total(rows: NDArray[np.void] | None) -> float | None:
+    """Memory of the machine, from what is used and its share."""
+    if rows is None or not len(rows) or not rows["ram_percent"][-1] > 0:
+        return None
+    return float(100 * rows["ram_bytes"][-1] / rows["ram_percent"][-1])
+
+
+def memory_section(view: MemoryView | None, ranks: dict[int, RankRecording]) -> Section:
+    """What the memory rules say about this view, and the numbers behind it."""
+    findings = diagnose_memory(view)
+    if view is None:
+        return Section(findings[0], findings, metrics={k.key: MetricStat() for k in c.STEP_MEMORY_METRICS})
+    values = _memory_values(view, ranks)
+    own = m.rank_means(view.ranks, values)
+    head_tail = view.peak[:, -1] - view.peak[:, 0]
+    worst = int(np.argmax(view.peak.max(axis=1)))
+    return Section(
+        findings[0],
+        findings,
+        window={
+            "start_step": int(view.steps[0]),
+            "end_step": int(view.steps[-1]),
+            "num_steps": len(view.steps),
+            "memory": view.memory,
+            "capacity_bytes": view.capacity,
+            "head_tail_delta_bytes": float(head_tail[worst]),
+        },
+        metrics={k: _peak_stat(view.ranks, v) for k, v in values.items()},
+        ranks={str(r): Member(dict(ranks[r].identity), own[r]) for r in view.ranks},
+    )
+
+
+def _memory_values(view: MemoryView, ranks: dict[int, RankRecording]) -> dict[str, NDArray[np.float64]]:
+    rows = [ranks[r].rows[np.isin(ranks[r].rows["step"], view.steps)] for r in view.ranks]
+    return {
+        metric.key: np.stack(
+            [np.where(r["flags"] & _FLAG_OF[metric.key], r[metric.key].astype(float), np.nan) for r in rows]
+        )
+        for metric in c.STEP_MEMORY_METRICS
+    }
+
+
+def _peak_stat(ranks: tuple[int, ...], values: NDArray[np.float64]) -> MetricStat:
+    """Memory is judged by its peaks: each rank's value is its maximum over the window."""
+    if values.size == 0 or np.isnan(values).all():
+        return MetricStat()
+    found = m.stat(ranks, np.nanmax(values, axis=1, keepdims=True))
+    p5, p95 = np.nanpercentile(values, [5, 95])
+    return MetricStat(
+        found.average,
+        found.median,
+        found.worst,
+        m.number(float(p5)),
+        m.number(float(p95)),
+        found.skew,
+    )
+
+
+def memory_series(view: MemoryView | None, most: int = 300) -> dict[str, Any]:
+    """Peak memory for charts, at evenly spread steps."""
+    if view is None:
+        return {"steps": []}
+    at = np.unique(np.linspace(0, len(view.steps) - 1, min(most, len(view.steps))).astype(int))
+    return {
+        "steps": [int(view.steps[i]) for i in at],
+        "worst_bytes": [float(v) for v in view.peak.max(axis=0)[at]],
+        "median_bytes": [float(v) for v in np.median(view.peak, axis=0)[at]],
+        "memory": view.memory,
+    }

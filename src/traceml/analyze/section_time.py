@@ -1,0 +1,33 @@
+"""The step-time section of the summary: findings, window, metrics and each rank's own numbers."""
+
+from __future__ import annotations
+
+from traceml.analyze import metrics as m
+from traceml.analyze.diagnose_time import diagnose_time
+from traceml.analyze.window import Window
+from traceml.schema.recorded import RankRecording
+from traceml.schema.summary import Member, Section
+
+
+def time_section(window: Window, ranks: dict[int, RankRecording]) -> Section:
+    """What the step-time rules say about this window, and the numbers behind it."""
+    findings = diagnose_time(window)
+    values = m.step_time_values(window)
+    own = m.rank_means(window.ranks, values)
+    return Section(
+        findings[0],
+        findings,
+        window={
+            "start_step": int(window.steps[0]) if window.count else None,
+            "end_step": int(window.steps[-1]) if window.count else None,
+            "num_steps": window.count,
+            "clock": window.clock,
+            "ranks": list(window.ranks),
+            "warmup_steps": len(window.warmup),
+            "first_step_ms": window.warmup[0] if window.warmup else None,
+            "input_inferred": window.input_inferred,
+            "loader_workers": window.workers,
+        },
+        metrics=m.step_time_metrics(window),
+        ranks={str(r): Member(dict(ranks[r].identity), own[r]) for r in window.ranks},
+    )

@@ -1,0 +1,175 @@
+"""Alignment: the steps that all ranks completed, warm-up left out, clocks never mixed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.unit import made
+from traceml.analyze.align import align, find_warmup, newest_of_each_rank
+from traceml.schema import catalog as c
+
+USUAL = {"input": 1.0, "forward": 3.0, "backward": 5.0, "optimizer": 1.0}
+
+
+def test_a_window_holds_what_was_recorded() -> None:
+    """Phases, wait, step time and step numbers come through unchanged, in nanoseconds."""
+    found = align([made.rank(made.steps(50, **USUAL, wait=0.5))])
+    assert found.ranks == (0,)
+    assert list(found.steps) == list(range(2, 51))
+    assert (found.of("input") == 1e6).all()
+    assert (found.of("wait") == 0.5e6).all()
+    assert (found.step_ns == 10.5e6).all()
+    assert found.total_steps == 50
+
+
+def test_the_aligned_phases_close_the_sum() -> None:
+    """For every rank and step the phases, user phases and wait add up to the step."""
+    rows = made.steps(40, **USUAL, wait=2.0, user0=1.5, validation=0.5, checkpoint=0.25)
+    found = align([made.rank(rows, user_names=["augment", *[None] * 6])])
+    assert np.nansum(found.phases, axis=2) == pytest.approx(found.step_ns)
+
+
+def test_a_phase_that_was_not_measured_is_nan_and_not_zero() -> None:
+    """The row's bit mask decides: without the bit even a zero is no measurement."""
+    found = align([made.rank(made.steps(30, **USUAL))])
+    assert not found.measured("h2d")
+    assert np.isnan(found.phases[:, :, c.H2D]).all()
+    assert found.measured("checkpoint")
+    assert (found.phases[:, :, c.CHECKPOINT] == 0).all()
+
+
+def test_a_batch_size_that_could_not_be_told_is_nan() -> None:
+    """0 samples in a row means unknown."""
+    assert np.isnan(align([made.rank(made.steps(10, **USUAL))]).samples).all()
+    assert (align([made.rank(made.steps(10, **USUAL, samples=32))]).samples == 32).all()
+
+
+@pytest.mark.parametrize("recordings", [[], [made.rank(made.steps(0))]], ids=["no rank", "no row"])
+def test_nothing_completed_is_an_empty_window(recordings: list[made.RankRecording]) -> None:
+    """Zero steps make a window of zero steps; a rank without rows is named as dark."""
+    found = align(recordings)
+    assert (found.count, found.total_steps, found.ranks) == (0, 0, ())
+    assert found.dark_ranks == tuple(r.rank for r in recordings)
+
+
+def test_only_steps_that_all_ranks_completed_count() -> None:
+    """A rank that is behind or ahead does not corrupt the rest."""
+    ahead = made.rank(made.steps(60, **USUAL), 0, world_size=3)
+    behind = made.rank(made.steps(40, **USUAL), 1, world_size=3)
+    dark = made.rank(made.steps(0), 2, world_size=3)
+    found = align([behind, dark, ahead])
+    assert found.ranks == (0, 1)
+    assert found.total_steps == 40
+    assert found.steps[-1] == 40
+    assert found.dark_ranks == (2,)
+
+
+def test_ranks_without_a_common_step_make_an_empty_window() -> None:
+    """Two ranks that share no step number give no window and no error."""
+    early = made.rank(made.steps(10, **USUAL), 0)
+    late = made.rank(made.steps(10, first_step=100, **USUAL), 1)
+    assert align([early, late]).count == 0
+
+
+def test_a_restarted_rank_counts_once_with_its_latest_steps() -> None:
+    """Elastic restart: the newest recording that completed a step is the rank."""
+    old = made.rank(made.steps(90, **USUAL), clock_ns=1)
+    new = made.rank(made.steps(30, **USUAL), clock_ns=2)
+    unborn = made.rank(made.steps(0), clock_ns=3)
+    assert newest_of_each_rank([new, unborn, old]) == {0: new}
+    assert align([new, unborn, old]).total_steps == 30
+
+
+def test_live_views_take_the_newest_steps() -> None:
+    """`last` keeps that many of the newest steps and forgets none of the totals."""
+    found = align([made.rank(made.steps(100, **USUAL))], last=20)
+    assert (found.steps[0], found.steps[-1], found.total_steps) == (81, 100, 100)
+
+
+# ---- warm-up
+
+
+def warmup_of(*durations: float) -> int:
+    return find_warmup(np.array([durations]))
+
+
+def test_the_first_step_is_always_warm_up() -> None:
+    """Its begin is no step's end: from five steps on it is left out, however fast."""
+    assert warmup_of(*[10.0] * 30) == 1
+    assert warmup_of(*[10.0] * 4) == 0
+
+
+def test_a_slow_lead_is_left_out_and_reported() -> None:
+    """Compilation and autotuning: every step up to the last slow one of the lead, with its milliseconds."""
+    slow = [1200.0, 300.0, 10.0, 25.0]
+    rows = made.steps(100, forward=[*slow, *[10.0] * 96])
+    found = align([made.rank(rows)])
+    assert found.warmup == pytest.approx(slow)
+    assert found.steps[0] == 5
+    assert found.step_ns.max() == 10e6
+
+
+def test_slow_steps_that_keep_coming_are_no_warm_up() -> None:
+    """A step that is slow every tenth time is jitter: only the unbroken lead is left out."""
+    assert warmup_of(*made.every(10, 50.0, 100, otherwise=10.0)) == 1
+
+
+def test_a_slow_run_is_not_all_warm_up() -> None:
+    """However slow the start, at most a fifth of the run (or 50 steps) is left out."""
+    assert warmup_of(*[100.0] * 50, *[10.0] * 50) <= 20
+    assert warmup_of(*[100.0] * 200, *[10.0] * 800) <= 50
+
+
+# ---- clocks
+
+
+def gpu_rank(device_rows: object, **parts: object) -> made.RankRecording:
+    rows = made.steps(50, measured=(*made.ALL_MEASURED, "h2d"), **USUAL, h2d=0.1)
+    return made.rank(rows, device={"type": "cuda"}, device_rows=device_rows, **parts)
+
+
+def test_the_device_clock_is_used_when_it_is_complete() -> None:
+    """Device rows for every step, in any order, replace the host's times as a whole."""
+    device = made.device_times(50, input=1, h2d=2, forward=3, backward=4, optimizer=1, wait=0.5)
+    found = align([gpu_rank(device[::-1])])
+    assert found.clock == "device"
+    assert (found.of("h2d") == 2e6).all()
+    assert (found.step_ns == 11.5e6).all()
+
+
+def test_one_missing_device_step_means_the_host_clock() -> None:
+    """Clocks are never mixed: one step without device times and the whole window is on the host clock."""
+    device = made.device_times(50, forward=3)
+    holed = device[device["step"] != 25]
+    found = align([gpu_rank(holed)])
+    assert found.clock == "host"
+    assert (found.of("h2d") == 0.1e6).all()
+
+
+def test_one_rank_without_device_times_means_the_host_clock() -> None:
+    """Nor are they mixed between ranks."""
+    device = made.device_times(50, forward=3)
+    found = align([gpu_rank(device), gpu_rank(None, number=1)])
+    assert found.clock == "host"
+    assert (found.step_ns == 10.1e6).all()
+
+
+def test_our_own_cost_comes_from_the_rows_and_the_header() -> None:
+    """Switches times their measured cost, plus one row."""
+    rank = made.rank(made.steps(10, **USUAL), overhead={"switch_ns": 400, "row_ns": 1500})
+    assert (align([rank]).own_ns == 5 * 400 + 1500).all()
+
+
+def test_user_phases_carry_the_users_names() -> None:
+    """A used slot appears as `user.<name>`, an unused one not at all."""
+    rank = made.rank(made.steps(10, **USUAL, user2=4.0), user_names=[None, None, "augment", *[None] * 4])
+    found = align([rank])
+    assert found.user_keys == ("user.augment",)
+    assert (found.of("user.augment") == 4e6).all()
+
+
+def test_loader_workers_come_from_the_epochs() -> None:
+    """The window knows how many workers feed it, so that bursts are understood."""
+    events = [{"kind": "epoch_start", "workers": 4}, {"kind": "gc"}]
+    assert align([made.rank(made.steps(10, **USUAL), events=events)]).workers == 4

@@ -1,0 +1,253 @@
+"""Every step-memory diagnosis, on series made by hand: growth, jumps, waves, pressure, imbalance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit import made
+from traceml.analyze.align import align
+from traceml.analyze.rules_memory import MemoryView, diagnose_memory
+from traceml.analyze.section_memory import memory_section, memory_view
+from traceml.schema.summary import CRIT, INFO, WARN, Finding
+
+MB, GB = 1e6, 1e9
+
+
+def view(*peaks: Any, count: int = 200, **parts: Any) -> MemoryView:
+    """Peak memory of each rank in bytes: a number, or one a step."""
+    table = np.stack([made.series(p, count) for p in peaks])
+    usual: dict[str, Any] = {
+        "ranks": tuple(range(len(peaks))),
+        "steps": np.arange(1, count + 1),
+        "peak": table,
+        "reserved": table,
+        "memory": "device",
+        "capacity": None,
+        "total_steps": count,
+    }
+    return MemoryView(**{**usual, **parts})
+
+
+def first(made_view: MemoryView | None) -> Finding:
+    return diagnose_memory(made_view)[0]
+
+
+def ramp(start: float, rise: float, count: int = 200) -> np.ndarray:
+    """Steady growth."""
+    return start + np.linspace(0, rise, count)
+
+
+# ---- HIGH PRESSURE
+
+
+@pytest.mark.parametrize(
+    ("share", "severity"), [(0.5, None), (0.91, None), (0.93, WARN), (0.965, WARN), (0.98, CRIT)]
+)
+def test_pressure_fires_at_its_thresholds(share: float, severity: str | None) -> None:
+    """Reserved from 92 % of the device on a warning, from 97 % critical."""
+    found = first(view(1 * GB, reserved=np.full((1, 200), share * 80 * GB), capacity=80 * GB))
+    assert found.status == ("BALANCED" if severity is None else "HIGH PRESSURE")
+    assert found.severity == (severity or INFO)
+
+
+def test_pressure_is_never_guessed() -> None:
+    """Without a known capacity there is no pressure, however much is used."""
+    assert first(view(900 * GB)).kind == "BALANCED"
+
+
+def test_pressure_on_resident_memory_is_judged_by_the_machine() -> None:
+    """Without an accelerator the same rule runs on RSS, against the machine's memory, and says so."""
+    found = first(view(15.6 * GB, memory="rss", capacity=16 * GB))
+    assert (found.kind, found.severity) == ("HIGH_PRESSURE", CRIT)
+    assert "resident memory" in found.summary
+
+
+def test_pressure_is_not_critical_in_a_short_run() -> None:
+    """Below 20 steps at most a warning."""
+    assert first(view(79 * GB, count=19, capacity=80 * GB)).severity == WARN
+    assert first(view(79 * GB, count=20, capacity=80 * GB)).severity == CRIT
+
+
+# ---- creep
+
+
+def test_steady_growth_is_memory_creep() -> None:
+    """Memory that grows through the whole window: confirmed, critical, with rate and forecast."""
+    found = first(view(ramp(1 * GB, 400 * MB), capacity=4 * GB))
+    assert (found.kind, found.status, found.severity) == ("CREEP_CONFIRMED", "MEMORY CREEP", CRIT)
+    assert found.evidence["bytes_per_step"] == pytest.approx(2 * MB, rel=0.05)
+    assert found.evidence["steps_until_full"] == pytest.approx(2600 * MB / (2 * MB), rel=0.1)
+    assert "at this rate it is full after" in found.summary
+
+
+def test_creep_is_one_finding() -> None:
+    """Confirmed creep is not also said to be early."""
+    assert [f.kind for f in diagnose_memory(view(ramp(1 * GB, 400 * MB)))] == ["CREEP_CONFIRMED"]
+
+
+def test_a_small_rise_is_memory_rising() -> None:
+    """A rise too small to be sure is the early form: a warning, never critical."""
+    found = first(view(ramp(1 * GB, 45 * MB)))
+    assert (found.kind, found.status, found.severity) == ("CREEP_EARLY", "MEMORY RISING", WARN)
+
+
+def test_growth_with_noise_is_still_creep() -> None:
+    """Garbage collection and caching make the series jagged; the growth is the same."""
+    noise = 10 * MB * np.random.default_rng(5).standard_normal(200)
+    assert first(view(ramp(1 * GB, 400 * MB) + noise)).kind == "CREEP_CONFIRMED"
+
+
+def waves(count: int = 200, size: float = 200 * MB, periods: float = 4.0) -> np.ndarray:
+    return 1 * GB + size * np.sin(np.linspace(0, 2 * np.pi * periods, count))
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        np.full(200, 1 * GB),
+        1 * GB + 5 * MB * np.random.default_rng(1).standard_normal(200),
+        np.where(np.arange(200) < 80, 1 * GB, 1.5 * GB),  # one jump: a new sequence length, a cache
+        np.where(np.arange(200) < 10, 0.5 * GB, 1.5 * GB),
+        waves(),
+        waves(periods=1.5),
+        np.concatenate([ramp(1 * GB, 400 * MB, 60), np.full(140, 1.4 * GB)]),  # it settled
+        ramp(1.4 * GB, -400 * MB),
+        1 * GB + 300 * MB * (np.arange(200) % 50) / 50,  # a saw: each epoch starts over
+        ramp(1 * GB, 20 * MB),  # too little to matter
+        ramp(100 * GB, 500 * MB),  # too small a share of what is there
+    ],
+    ids=[
+        "flat",
+        "noise",
+        "jump",
+        "early jump",
+        "waves",
+        "wave",
+        "settled",
+        "falling",
+        "saw",
+        "tiny",
+        "share",
+    ],
+)
+def test_what_is_no_growth_is_balanced(series: np.ndarray) -> None:
+    """Flat, noisy, jumping, waving, settling or falling memory is no creep, not even early."""
+    assert first(view(series)).kind == "BALANCED"
+
+
+def test_a_trend_needs_fifty_steps() -> None:
+    """Below 50 steps no trend is claimed, and the section says that it could not be judged."""
+    found = first(view(ramp(1 * GB, 400 * MB, 49), count=49))
+    assert found.kind == "BALANCED"
+    assert "A trend needs 50 steps; there are 49." in found.summary
+    assert first(view(ramp(1 * GB, 400 * MB, 50), count=50)).kind == "CREEP_CONFIRMED"
+
+
+def test_creep_needs_the_typical_rank_too() -> None:
+    """One rank of four that grows is no creep of the job."""
+    assert first(view(ramp(1 * GB, 200 * MB), 1 * GB, 1 * GB, 1 * GB)).kind == "BALANCED"
+    assert first(view(*[ramp(1 * GB, 200 * MB)] * 4)).kind == "CREEP_CONFIRMED"
+
+
+def test_a_forecast_is_never_negative() -> None:
+    """Memory beyond the nominal capacity (it can be oversubscribed) is full now, not minus some steps."""
+    found = diagnose_memory(view(ramp(10 * GB, 4 * GB), capacity=12 * GB))
+    creep = next(f for f in found if f.kind == "CREEP_CONFIRMED")
+    assert creep.evidence["steps_until_full"] in (None, 0)
+    assert "-" not in creep.summary
+
+
+# ---- IMBALANCE
+
+
+@pytest.mark.parametrize(("worst", "severity"), [(1.19, None), (1.22, WARN), (1.29, WARN), (1.32, CRIT)])
+def test_imbalance_fires_at_its_thresholds(worst: float, severity: str | None) -> None:
+    """A rank 20 % above the median rank is a warning, 30 % critical, and it is named."""
+    found = first(view(4 * GB, 4 * GB, 4 * worst * GB))
+    assert found.kind == ("BALANCED" if severity is None else "IMBALANCE")
+    if severity is not None:
+        assert (found.severity, found.ranks) == (severity, [2])
+
+
+def test_a_small_imbalance_in_bytes_is_none() -> None:
+    """Half as much again of very little is nothing."""
+    assert first(view(100 * MB, 100 * MB, 150 * MB)).kind == "BALANCED"
+
+
+def test_one_rank_has_no_imbalance() -> None:
+    """Alone there is nobody to compare with."""
+    assert first(view(4 * GB)).kind == "BALANCED"
+
+
+# ---- which memory, and missing readings
+
+
+def section_of(*ranks: made.RankRecording, **parts: Any) -> tuple[MemoryView | None, Any]:
+    recording = made.run(*ranks, **parts)
+    by_rank = {r.rank: r for r in ranks}
+    found = memory_view(by_rank, align(ranks), recording)
+    return found, memory_section(found, by_rank)
+
+
+def test_no_reading_is_no_data() -> None:
+    """Without any memory reading: NO DATA and null metrics, never 0 bytes."""
+    found, section = section_of(made.rank(made.steps(100, forward=10, rss=None)))
+    assert found is None
+    assert section.diagnosis.status == "NO DATA"
+    assert {stat.worst.value for stat in section.metrics.values()} == {None}
+
+
+def test_resident_memory_stands_in_where_there_is_no_accelerator() -> None:
+    """The section says which memory it is about; device metrics are null, not 0."""
+    rank = made.rank(made.steps(100, forward=10, rss=3 * GB))
+    found, section = section_of(rank, system_rows=made.system(ram_bytes=8 * GB, ram_percent=25.0))
+    assert found is not None
+    assert (found.memory, found.capacity) == ("rss", 32 * GB)
+    assert section.window["memory"] == "rss"
+    assert section.metrics["rss_bytes"].worst.value == 3 * GB
+    assert section.metrics["peak_allocated_bytes"].worst.value is None
+
+
+def test_device_memory_is_used_where_every_rank_has_it() -> None:
+    """Peak allocated and reserved of the device, against the device's capacity."""
+    rows = made.steps(100, forward=10, allocated=10 * GB, reserved=12 * GB)
+    found, section = section_of(made.rank(rows, device={"type": "cuda", "capacity_bytes": 80 * GB}))
+    assert found is not None
+    assert (found.memory, found.capacity) == ("device", 80 * GB)
+    assert section.metrics["peak_reserved_bytes"].worst.value == 12 * GB
+
+
+def test_resident_memory_that_was_not_read_is_null() -> None:
+    """On a platform without /proc a rank's resident memory is unknown, not 0 bytes."""
+    rows = made.steps(100, forward=10, allocated=10 * GB, rss=None)
+    _, section = section_of(made.rank(rows, device={"type": "mps"}))
+    assert section.metrics["rss_bytes"].worst.value is None
+    assert section.ranks["0"].metrics["rss_bytes"] is None
+
+
+def test_steps_before_the_first_reading_are_not_zero_memory() -> None:
+    """Rows from before the first reading are left out: they must not look like a rise from nothing."""
+    rows = made.steps(100, forward=10, rss=1 * GB)
+    unread = rows["step"] <= 30
+    rows["rss_bytes"][unread] = 0
+    rows["flags"][unread] &= ~np.uint32(made.c.FLAG_RSS)
+    found, section = section_of(made.rank(rows))
+    assert found is not None
+    assert found.peak.min() == 1 * GB
+    assert section.diagnosis.kind == "BALANCED"
+    assert section.window["head_tail_delta_bytes"] == 0
+    assert section.metrics["rss_bytes"].p5 == 1 * GB
+
+
+def test_an_unknown_capacity_of_one_rank_is_unknown() -> None:
+    """Capacity counts only when every rank tells it."""
+    ranks = [
+        made.rank(made.steps(60, forward=10, allocated=GB), i, device={"type": "cuda", "capacity_bytes": cap})
+        for i, cap in enumerate((80 * GB, None))
+    ]
+    found, _ = section_of(*ranks)
+    assert found is not None
+    assert found.capacity is None

@@ -1,0 +1,371 @@
+"""Every step-time diagnosis of a single rank, on both sides of its thresholds, on windows made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit import made
+from tests.unit.made import every, window
+from traceml.analyze.align import align
+from traceml.analyze.diagnose_time import diagnose_time
+from traceml.analyze.rule import ordered
+from traceml.analyze.window import Window
+from traceml.schema.summary import CRIT, INFO, WARN, Finding
+
+COMPUTE = {"forward": 40.0, "backward": 40.0, "optimizer": 9.0}
+"""89 ms: below COMPUTE-BOUND's 90 % as soon as anything else takes 10."""
+
+
+def first(made_window: Window) -> Finding:
+    """The diagnosis of step time."""
+    return diagnose_time(made_window)[0]
+
+
+def kinds(made_window: Window) -> list[str]:
+    return [f.kind for f in diagnose_time(made_window)]
+
+
+def shared(key: str, share: float, count: int = 100, **more: Any) -> Window:
+    """A window whose `key` takes `share` of a 100 ms step, the rest being model work."""
+    rest = 100.0 * (1 - share) / 3
+    return window(count, **{"forward": rest, "backward": rest, "optimizer": rest, key: 100.0 * share}, **more)
+
+
+ON_DEVICE: dict[str, Any] = {"clock": "device", "unmeasured": ("sync",)}
+BOUNDS = [
+    ("input", "INPUT-BOUND", {}),
+    ("h2d", "H2D-BOUND", ON_DEVICE),
+    ("wait", "WAIT-HEAVY", {}),
+    ("checkpoint", "WAIT-HEAVY", {}),
+    ("validation", "WAIT-HEAVY", {}),
+]
+
+
+@pytest.mark.parametrize(("key", "status", "more"), BOUNDS, ids=[b[0] for b in BOUNDS])
+@pytest.mark.parametrize(
+    ("share", "severity"),
+    [(0.0, None), (0.09, None), (0.0999, None), (0.101, WARN), (0.11, WARN), (0.19, WARN), (0.21, CRIT)],
+)
+def test_bounds_fire_at_their_thresholds(
+    key: str, status: str, more: dict[str, Any], share: float, severity: str | None
+) -> None:
+    """Below 10 % silent, from 10 % a warning, from 20 % critical; the score is the share itself."""
+    found = first(shared(key, share, **more))
+    if severity is None:
+        assert (found.status, found.severity) == ("COMPUTE-BOUND", INFO)
+    else:
+        assert (found.status, found.severity, found.phase) == (status, severity, key)
+        assert found.score == pytest.approx(share)
+        assert found.evidence["cost_ms"] == pytest.approx(100 * share)
+        assert found.action
+
+
+def test_user_phases_count_as_outside_work() -> None:
+    """A user's own phase that takes a fifth of the step is WAIT-HEAVY and named."""
+    found = first(window(user={"augment": 25.0}, **COMPUTE))
+    assert (found.kind, found.phase) == ("WAIT_HEAVY", "user.augment")
+    assert "phase 'augment' is 100.0 % of it" in found.summary
+
+
+def test_the_summary_carries_the_numbers() -> None:
+    """Why, in milliseconds and percent, and the next step."""
+    found = first(shared("input", 0.25))
+    assert found.summary == "Waiting for input takes 25.0 ms of a 100.0 ms step (25.0 %)."
+    assert "num_workers" in found.action
+
+
+def test_an_input_bound_loader_with_workers_gets_other_advice() -> None:
+    """Who has workers already is not told to use workers."""
+    found = first(shared("input", 0.25, workers=4))
+    assert "(loader workers: 4)" in found.summary
+    assert "the loader has 4 workers" in found.action
+
+
+def test_inferred_input_is_said_to_be_inferred() -> None:
+    """Without a loader in sight the finding says how it knows."""
+    found = first(shared("input", 0.25, input_inferred=True))
+    assert "inferred" in found.summary
+    assert found.evidence["inferred"] is True
+
+
+def test_h2d_is_never_judged_on_the_host_clock() -> None:
+    """Launching a copy takes long on the host for many reasons: only the device's clock counts."""
+    assert "H2D_BOUND" not in kinds(shared("h2d", 0.5, unmeasured=("sync",)))
+
+
+# ---- how many steps
+
+
+@pytest.mark.parametrize(("count", "severity"), [(2, WARN), (19, WARN), (20, CRIT), (100, CRIT)])
+def test_critical_needs_twenty_steps(count: int, severity: str) -> None:
+    """From 2 to 19 steps at most a warning, however large the share."""
+    assert first(shared("input", 0.8, count)).severity == severity
+
+
+@pytest.mark.parametrize(("count", "words"), [(0, "No training step"), (1, "Only one training step")])
+def test_below_two_steps_there_is_no_data(count: int, words: str) -> None:
+    """Zero or one completed step: NO DATA, saying how many there were."""
+    found = first(align([made.rank(made.steps(count, input=50, forward=50))]))
+    assert (found.status, found.severity) == ("NO DATA", INFO)
+    assert found.summary.startswith(words)
+
+
+def test_a_run_that_is_all_warm_up_says_so() -> None:
+    """Steps were completed but none is typical: WARMUP, with the first step's time."""
+    found = first(replace(window(1, **COMPUTE), total_steps=3, warmup=(1200.0, 900.0)))
+    assert found.status == "WARMUP"
+    assert "first step 1200.0 ms" in found.summary
+
+
+def test_a_window_of_one_step_without_warm_up_is_no_crash() -> None:
+    """A live view that looks at the last step only has too little to say anything, and says that."""
+    rows = made.steps(3, input=50, forward=50)
+    assert first(align([made.rank(rows)], last=1)).status == "NO DATA"
+
+
+# ---- nothing fired
+
+
+def test_model_work_that_fills_the_step_is_compute_bound() -> None:
+    """From 90 % on COMPUTE-BOUND, as information, naming the largest phase."""
+    found = first(window(forward=30, backward=55, optimizer=8, wait=7))
+    assert (found.status, found.severity, found.phase) == ("COMPUTE-BOUND", INFO, "backward")
+    assert "backward is the largest part (55.0 ms)" in found.summary
+
+
+def test_below_ninety_percent_of_model_work_is_balanced() -> None:
+    """Nothing above 10 %, model work below 90 %: BALANCED, alone."""
+    assert kinds(window(forward=40, backward=40, optimizer=9, input=6, wait=5)) == ["BALANCED"]
+
+
+@pytest.mark.parametrize("missing", ["input", "forward", "backward", "optimizer"])
+def test_a_missing_signal_is_named_and_never_balanced(missing: str) -> None:
+    """A rule whose signals are missing abstains; if nothing fired the label is INCOMPLETE DATA."""
+    found = first(window(unmeasured=("h2d", "sync", missing), **COMPUTE))
+    assert (found.status, found.severity) == ("INCOMPLETE DATA", INFO)
+    assert found.evidence["missing"] == [missing]
+    assert missing in found.summary
+
+
+def test_several_missing_signals_are_all_named() -> None:
+    """Every missing signal is named once."""
+    found = first(window(unmeasured=("h2d", "sync", "input", "backward"), **COMPUTE))
+    assert found.evidence["missing"] == ["input", "backward"]
+
+
+def test_a_missing_signal_does_not_silence_the_others() -> None:
+    """What the measured phases prove is still said."""
+    assert kinds(shared("input", 0.3, unmeasured=("h2d", "sync", "backward"))) == ["INPUT_BOUND"]
+    heavy = shared("wait", 0.3, unmeasured=("h2d", "sync", "input"))
+    assert kinds(heavy) == ["WAIT_HEAVY"]
+
+
+def test_a_step_too_short_to_judge_says_so() -> None:
+    """Our own cost above a tenth of the step: no verdict on causes, but both numbers."""
+    found = first(window(forward=0.03, input=0.03, own=0.008))
+    assert found.status == "INCOMPLETE DATA"
+    assert "60.0 µs" in found.summary
+    assert "8.0 µs" in found.summary
+
+
+def test_our_own_cost_is_taken_out_before_judging() -> None:
+    """A wait that is our own doing is not held against the training."""
+    assert first(window(forward=8.9, wait=1.1, own=0.2)).kind == "COMPUTE_BOUND"
+    assert first(window(forward=8.9, wait=1.1, own=0.0)).kind == "WAIT_HEAVY"
+
+
+# ---- WAIT-HEAVY names its largest part
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"checkpoint": 30.0, "wait": 5.0}, "checkpoint writing is 85.7 % of it"),
+        ({"validation": 30.0, "checkpoint": 10.0}, "validation is 75.0 % of it"),
+        ({"wait": 30.0, "gc_wait": 20.0}, "garbage collection is 66.7 % of it"),
+        ({"wait": 30.0, "checkpoint": 10.0}, "it is unattributed"),
+    ],
+    ids=["checkpoint", "validation", "gc", "unattributed"],
+)
+def test_wait_heavy_names_its_largest_part(parts: dict[str, float], words: str) -> None:
+    """The largest part is named with its share, or said to be unattributed."""
+    found = first(window(**COMPUTE, **parts))
+    assert found.kind == "WAIT_HEAVY"
+    assert words in found.summary
+
+
+def test_unattributed_wait_says_where_it_sits() -> None:
+    """Nothing explains it, so at least the place in the loop is told."""
+    found = first(window(wait=30.0, place="wait_backward", **COMPUTE))
+    assert "100.0 % of it sits between the backward pass and the optimizer step" in found.summary
+
+
+@pytest.mark.parametrize("key", ["checkpoint", "validation"])
+@pytest.mark.parametrize("period", [5, 10, 25])
+def test_periodic_outside_work_is_wait_heavy_and_no_jitter(key: str, period: int) -> None:
+    """A checkpoint or validation every so many steps is done on purpose: WAIT-HEAVY names it."""
+    work = every(period, 30.0 * period, 100, offset=period - 1)
+    found = diagnose_time(window(**COMPUTE, **{key: work}))
+    assert [f.kind for f in found] == ["WAIT_HEAVY"]
+    assert found[0].phase == key
+    assert found[0].severity == CRIT
+    assert found[0].evidence["cost_ms"] == pytest.approx(30.0)
+
+
+def test_periodic_outside_work_counts_beside_a_steady_wait() -> None:
+    """15 % of checkpoints every ten steps and 6 % of steady wait are 21 % together, not 6 %."""
+    found = first(window(forward=79.0, wait=6.0, checkpoint=every(10, 150.0, 100)))
+    assert (found.kind, found.severity) == ("WAIT_HEAVY", CRIT)
+    assert found.score == pytest.approx(0.21)
+
+
+# ---- JITTER
+
+
+@pytest.mark.parametrize("period", [5, 10, 20])
+@pytest.mark.parametrize("phase", ["input", "forward", "backward", "optimizer", "wait"])
+def test_jitter_says_period_and_phase(phase: str, period: int) -> None:
+    """Slow steps in a rhythm: how often, how much, in which phase."""
+    usual = {"forward": 40.0, "backward": 40.0, "optimizer": 15.0, "input": 5.0, "wait": 0.0}
+    usual[phase] = every(period, usual[phase] + 400.0, 100, otherwise=usual[phase])  # type: ignore[assignment]
+    found = first(window(**usual))
+    assert (found.kind, found.phase) == ("JITTER", phase)
+    assert found.evidence["period"] == period
+    assert found.evidence["extra_ms"] == pytest.approx(400)
+    assert found.evidence["typical_ms"] == pytest.approx(100)
+    assert found.evidence["cost_ms"] == pytest.approx(400 / period)
+    assert f"every {period} steps" in found.summary
+
+
+@pytest.mark.parametrize(("extra", "severity"), [(98.0, None), (120.0, WARN), (240.0, WARN), (260.0, CRIT)])
+def test_jitter_fires_at_its_thresholds(extra: float, severity: str | None) -> None:
+    """Slow steps cost 10 % of all time: a warning; 20 %: critical; less: nothing."""
+    found = first(window(forward=every(10, 100.0 + extra, 100, otherwise=100.0)))
+    share = extra / (1000 + extra)
+    assert found.kind == ("COMPUTE_BOUND" if severity is None else "JITTER")
+    if severity is not None:
+        assert found.severity == severity
+        assert found.score == pytest.approx(share)
+
+
+def test_jitter_without_a_rhythm_says_so() -> None:
+    """Irregular slow steps are counted, and no period is claimed."""
+    forward = np.full(100, 100.0)
+    forward[[3, 9, 30, 38, 61, 90]] = 500.0
+    found = first(window(forward=forward))
+    assert found.kind == "JITTER"
+    assert found.evidence["period"] is None
+    assert "6 of 100 steps, no rhythm" in found.summary
+
+
+def test_jitter_in_several_phases_names_none() -> None:
+    """A cause is named only when it explains 80 % of the excess."""
+    found = first(
+        window(forward=every(10, 300, 100, otherwise=50.0), backward=every(10, 300, 100, otherwise=50.0))
+    )
+    assert (found.kind, found.phase) == ("JITTER", None)
+    assert "spread over phases" in found.summary
+
+
+def test_garbage_collection_behind_jitter_is_named() -> None:
+    """Slow steps whose extra time is the collector's are the collector's, whatever phase it struck."""
+    found = first(window(forward=every(10, 500, 100, otherwise=100.0), gc=every(10, 390, 100, otherwise=1.0)))
+    assert found.kind == "JITTER"
+    assert found.evidence["where"] == "garbage collection"
+    assert "in garbage collection" in found.summary
+
+
+def test_multi_worker_bursts_are_input_bound_and_no_jitter() -> None:
+    """Four workers deliver four batches at once: a slow step in four is a slow loader, not unrest."""
+    bursts = window(**COMPUTE, input=every(4, 200.0, 100), workers=4)
+    assert kinds(bursts) == ["INPUT_BOUND"]
+    assert first(replace(bursts, workers=0)).kind == "JITTER"
+
+
+def test_other_processes_on_the_machine_make_no_jitter() -> None:
+    """Time that our threads waited for a core is taken off before slow steps are held against training."""
+    unrest = window(forward=every(10, 250.0, 100, otherwise=100.0))
+    assert first(unrest).kind == "JITTER"
+    assert first(replace(unrest, cpu_delay_share=0.10)).kind == "COMPUTE_BOUND"
+
+
+def test_a_steady_run_has_no_jitter() -> None:
+    """Ordinary noise of 10 % is nobody's fault."""
+    noise = 100 * (1 + 0.1 * np.random.default_rng(3).standard_normal(400))
+    assert kinds(window(400, forward=noise)) == ["COMPUTE_BOUND"]
+
+
+# ---- SLOWDOWN
+
+
+@pytest.mark.parametrize("phase", ["input", "forward", "optimizer", "wait"])
+def test_a_slowdown_says_since_when_and_where(phase: str) -> None:
+    """Step time that rose for good: since which step, from what to what, in which phase."""
+    usual: dict[str, Any] = {"forward": 60.0, "optimizer": 35.0, "input": 5.0, "wait": 0.0}
+    usual[phase] = np.where(np.arange(200) < 120, usual[phase], usual[phase] + 50.0)
+    found = next(f for f in diagnose_time(window(200, **usual, first_step=11)) if f.kind == "SLOWDOWN")
+    assert found.severity == CRIT
+    assert found.phase == phase
+    assert found.evidence["since_step"] == 11 + 120
+    assert (found.evidence["before_ms"], found.evidence["after_ms"]) == (100, 150)
+    assert found.evidence["cost_ms"] == pytest.approx(50 * 80 / 200)
+    assert "Since step 131 a step takes 150.0 ms instead of 100.0 ms (+50.0 %)" in found.summary
+
+
+def test_a_small_slowdown_is_a_warning_and_a_tiny_one_nothing() -> None:
+    """15 % to 30 % more: a warning; below: nothing."""
+    late = np.arange(200) >= 100
+    assert first(window(200, forward=np.where(late, 120.0, 100.0))).severity == WARN
+    assert first(window(200, forward=np.where(late, 112.0, 100.0))).kind == "COMPUTE_BOUND"
+
+
+def test_a_slowdown_is_not_also_jitter() -> None:
+    """After the shift every step is slow: that is one finding, not two."""
+    late = np.arange(200) >= 160
+    assert kinds(window(200, forward=np.where(late, 300.0, 100.0))) == ["SLOWDOWN"]
+
+
+def test_jitter_is_seen_through_a_slowdown() -> None:
+    """A rhythm of slow steps does not hide behind a lasting shift in another phase."""
+    late = np.arange(200) >= 100
+    found = diagnose_time(
+        window(200, forward=np.where(late, 150.0, 100.0), wait=every(10, 500.0, 200, offset=5))
+    )
+    assert {f.kind: f.phase for f in found} == {"SLOWDOWN": "forward", "JITTER": "wait"}
+
+
+# ---- order
+
+
+def test_severity_comes_first_and_then_the_score() -> None:
+    """Findings are sorted by severity, then by the share of time at stake."""
+    crit_small = Finding("A", "A", CRIT, "", "", score=0.2)
+    warn_large = Finding("B", "B", WARN, "", "", score=0.9)
+    warn_small = Finding("C", "C", WARN, "", "", score=0.1)
+    info = Finding("D", "D", INFO, "", "", score=1.0)
+    assert ordered([info, warn_small, crit_small, warn_large]) == [crit_small, warn_large, warn_small, info]
+
+
+def test_two_causes_are_both_said_the_larger_first() -> None:
+    """One step may wait for input and write checkpoints: both are named, sorted."""
+    found = diagnose_time(window(forward=60.0, input=15.0, checkpoint=25.0))
+    assert [(f.kind, f.severity) for f in found] == [("WAIT_HEAVY", CRIT), ("INPUT_BOUND", WARN)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_window_gets_a_sorted_non_empty_answer(seed: int) -> None:
+    """Whatever the numbers: at least one finding, sorted, every one with words and no placeholder left."""
+    random = np.random.default_rng(seed)
+    count = int(random.integers(2, 200))
+    phases = {k: random.exponential(10, count) for k in ("input", "forward", "backward", "optimizer", "wait")}
+    found = diagnose_time(window(count, **phases))
+    assert found == ordered(found)
+    for finding in found:
+        assert finding.summary
+        assert finding.action
+        assert "{" not in finding.summary + finding.action
+        assert 0 <= finding.score <= 1

@@ -1,0 +1,377 @@
+"""The phase switch on a fake clock: the sum always closes, and C and Python are one switch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from threading import get_ident
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from traceml.capture import switch as module
+from traceml.capture.switch import (
+    AFTER_VALIDATION,
+    PASS,
+    PENDING_EVAL,
+    PENDING_FETCH,
+    ROW,
+    SHORT_GAP_NS,
+    SLOTS,
+    PythonSwitch,
+    Switch,
+)
+from traceml.recording.format import SEQUENCE, padded_row_size
+from traceml.schema import catalog as c
+
+PURE = os.environ.get("TRACEML_PURE_PYTHON", "0") not in ("", "0")
+ROW_SIZE = padded_row_size(ROW.size)
+COLUMNS = [name for name, _ in c.STEP_COLUMNS]
+BOTH = pytest.mark.parametrize("kind", [PythonSwitch, Switch], ids=["python", "fast"])
+
+
+class Clock:
+    """Advances when told, and by one nanosecond a reading, so that an extra reading shows."""
+
+    def __init__(self, start: int = 1_000) -> None:
+        self.now = start
+
+    def __call__(self) -> int:
+        self.now += 1
+        return self.now
+
+
+class Driver:
+    """Plays one sequence of operations on one switch and keeps everything that it answered."""
+
+    def __init__(self, kind: type[PythonSwitch]) -> None:
+        self.clock, self.cpu = Clock(), Clock()
+        self.switch = kind(clock=self.clock, cpu_clock=self.cpu)
+        self.switch.thread = get_ident()
+        self.marks: list[int] = []
+        self.switch.mark = self.marks.append
+        self.live = bytearray(4)
+        self.switch.show_in(self.live, 2)
+        self.open: list[int] = []
+        self.rows: list[bytes] = []
+        self.answers: list[Any] = []
+
+    def play(self, operations: list[tuple[Any, ...]]) -> None:
+        for name, *arguments in operations:
+            self.answers.append(getattr(self, "do_" + name)(*arguments))
+            self.answers.append(self.state())
+
+    def state(self) -> tuple[Any, ...]:
+        s = self.switch
+        counts = (s.fetches, s.backwards, s.samples, s.tokens, s.gc_ns, s.gc_wait_ns)
+        return (*self.totals(), s.current, s.since, s.begin, s.switches, *counts, self.live[2])
+
+    def totals(self) -> list[int]:
+        return [self.switch.charged(slot) for slot in range(SLOTS)]
+
+    def do_tick(self, wall: int, cpu: int) -> None:
+        self.clock.now += wall
+        self.cpu.now += cpu
+
+    def _entered(self, outer: int) -> int:
+        if outer != PASS:
+            self.open.append(outer)
+        return outer
+
+    def do_enter(self, slot: int) -> int:
+        return self._entered(self.switch.enter(slot))
+
+    def do_enter_inside(self, slot: int) -> int:
+        return self._entered(self.switch.enter_inside(slot))
+
+    def do_enter_compute(self, slot: int) -> int:
+        return self._entered(self.switch.enter_compute(slot))
+
+    def do_enter_optimizer(self) -> int:
+        return self._entered(self.switch.enter_optimizer())
+
+    def do_enter_validation(self) -> int:
+        return self._entered(self.switch.enter_validation())
+
+    def do_leave(self) -> int | None:
+        return self.switch.leave(self.open.pop()) if self.open else None
+
+    def do_flush(self) -> None:
+        self.switch.flush(self.clock())
+
+    def do_move(self, source: int, target: int) -> None:
+        self.switch.move(source, target)
+
+    def do_fetched(self, samples: int, tokens: int) -> None:
+        self.switch.fetched(samples, tokens)
+
+    def do_collected(self, pause: int) -> None:
+        self.switch.gc_ns += pause
+        self.switch.gc_wait_ns += pause // 2
+
+    def do_forget_counts(self) -> None:
+        self.switch.forget_counts()
+
+    def do_restart(self) -> None:
+        self.switch.restart(self.clock())
+
+    def do_publish(self, at_last_switch: bool) -> bytes:
+        now = self.switch.since if at_last_switch else self.clock()
+        row = bytearray(ROW_SIZE)
+        step = len(self.rows) + 1
+        self.switch.publish(row, 0, ROW_SIZE, step, step, now, 11, 22, 33, 0b1011)
+        self.rows.append(bytes(row))
+        return bytes(row)
+
+    def do_foreign(self, slot: int) -> list[int]:
+        """What another thread is told; nothing may change."""
+        s = self.switch
+        s.thread += 1
+        answers = [s.enter(slot), s.enter_compute(slot), s.enter_optimizer(), s.enter_validation()]
+        s.thread -= 1
+        return answers
+
+
+def value(row: bytes, column: str) -> int:
+    return int(ROW.unpack_from(row)[COLUMNS.index(column)])
+
+
+PHASE_SLOTS = st.integers(0, c.FIRST_USER - 1)
+ENTERED = st.one_of(
+    PHASE_SLOTS,
+    st.integers(c.FIRST_USER, c.FIRST_WAIT - 1),
+    st.sampled_from([PENDING_EVAL, PENDING_FETCH]),
+)
+TICK = st.one_of(st.integers(0, 500), st.integers(99_990, 100_010), st.integers(0, 10**10))
+OPERATION = st.one_of(
+    st.tuples(st.just("tick"), TICK, TICK),
+    st.tuples(st.just("enter"), ENTERED),
+    st.tuples(st.just("enter_inside"), ENTERED),
+    st.tuples(st.just("enter_compute"), st.sampled_from([c.FORWARD, c.BACKWARD, c.OPTIMIZER])),
+    st.tuples(st.sampled_from(["enter_optimizer", "enter_validation", "leave", "leave", "leave"])),
+    st.tuples(st.sampled_from(["flush", "forget_counts"])),
+    st.tuples(st.just("move"), st.integers(-2, SLOTS - 3), st.integers(-2, SLOTS - 3)).filter(
+        lambda o: o[1] != o[2]
+    ),
+    st.tuples(st.just("fetched"), st.integers(0, 4096), st.integers(0, 10**6)),
+    st.tuples(st.just("collected"), st.integers(0, 10**8)),
+    st.tuples(st.just("publish"), st.booleans()),
+    st.tuples(st.just("restart")),
+    st.tuples(st.just("foreign"), PHASE_SLOTS),
+)
+# A training step as it usually goes, so that the gaps that count as loss are visited often.
+LOOP = st.tuples(TICK, TICK, TICK).map(
+    lambda gaps: [
+        ("enter", PENDING_FETCH),
+        ("tick", gaps[0], gaps[0]),
+        ("leave",),
+        ("enter_compute", c.FORWARD),
+        ("tick", 1_000, 1_000),
+        ("leave",),
+        ("tick", gaps[1], gaps[2]),
+        ("enter_compute", c.BACKWARD),
+        ("leave",),
+        ("enter_optimizer",),
+        ("leave",),
+        ("publish", True),
+    ]
+)
+SEQUENCES = st.lists(st.one_of(OPERATION.map(lambda o: [o]), LOOP), max_size=40).map(
+    lambda parts: [operation for part in parts for operation in part]
+)
+
+
+def test_the_fast_switch_is_the_one_in_use() -> None:
+    """Where the C switch can be built it is used; without it the equivalence below would prove nothing."""
+    if PURE or sys.version_info < (3, 11):
+        assert Switch is PythonSwitch
+    else:
+        assert Switch is not PythonSwitch, (
+            "traceml.capture._switch is not built: run `pip install -e .` (or set TRACEML_PURE_PYTHON=1 "
+            "to test the Python switch alone)"
+        )
+
+
+@BOTH
+@given(operations=SEQUENCES)
+@settings(max_examples=300)
+def test_any_nesting_closes_the_sum(kind: type[PythonSwitch], operations: list[Any]) -> None:
+    """After any operation all slots together hold exactly the time since the step began."""
+    driver = Driver(kind)
+    for operation in operations:
+        driver.play([operation])
+        assert sum(driver.totals()) == driver.switch.since - driver.switch.begin
+        assert min(driver.totals()) >= 0
+    driver.do_flush()
+    assert sum(driver.totals()) == driver.clock.now - driver.switch.begin
+
+
+@BOTH
+@given(operations=SEQUENCES)
+@settings(max_examples=150)
+def test_published_rows_tile_the_time(kind: type[PythonSwitch], operations: list[Any]) -> None:
+    """A row's slots add up to its end minus its begin, and it begins where the last one ended."""
+    driver = Driver(kind)
+    steps = [o for o in operations if o[0] != "restart"]
+    began = driver.switch.begin
+    driver.play([*steps, ("publish", False)])
+    for number, row in enumerate(driver.rows, 1):
+        slots = [value(row, name) for name in COLUMNS[3 : 3 + c.RECORDED_SLOTS]]
+        assert value(row, "begin_ns") == began
+        began = value(row, "end_ns")
+        assert sum(slots) == began - value(row, "begin_ns")
+        assert value(row, "step") == number == SEQUENCE.unpack_from(row, ROW_SIZE - 8)[0]
+
+
+@given(operations=SEQUENCES)
+@settings(max_examples=400)
+def test_python_and_c_are_one_switch(operations: list[Any]) -> None:
+    """The same operations give the same answers, totals, counts, rows, device marks and clock readings."""
+    slow, fast = Driver(PythonSwitch), Driver(Switch)
+    slow.play(operations)
+    fast.play(operations)
+    assert fast.answers == slow.answers
+    assert fast.rows == slow.rows
+    assert fast.marks == slow.marks
+    assert (fast.clock.now, fast.cpu.now) == (slow.clock.now, slow.cpu.now)
+
+
+@BOTH
+def test_nested_phases_are_exclusive(kind: type[PythonSwitch]) -> None:
+    """A copy to the device inside forward is H2D and not forward."""
+    d = Driver(kind)
+    d.play([("enter", c.FORWARD), ("tick", 1000, 0), ("enter_inside", c.H2D), ("tick", 500, 0)])
+    d.play([("leave",), ("tick", 2000, 0), ("leave",)])
+    assert d.switch.charged(c.H2D) == 501
+    assert d.switch.charged(c.FORWARD) == 3002
+
+
+@BOTH
+def test_a_phase_inside_a_phase_passes_through(kind: type[PythonSwitch]) -> None:
+    """Entering a phase while one is running answers PASS and charges nothing: forward stays forward."""
+    d = Driver(kind)
+    d.play([("enter", c.FORWARD)])
+    before = d.state()
+    assert [d.switch.enter(c.INPUT), d.switch.enter_compute(c.OPTIMIZER)] == [PASS, PASS]
+    assert d.switch.enter_validation() == PASS
+    assert d.state() == before
+
+
+@BOTH
+@given(operations=SEQUENCES, slot=PHASE_SLOTS)
+@settings(max_examples=60)
+def test_other_threads_pass_straight_through(
+    kind: type[PythonSwitch], operations: list[Any], slot: int
+) -> None:
+    """Only the training thread may switch: whatever the state, another thread changes nothing."""
+    d = Driver(kind)
+    d.play(operations)
+    before, now = d.state(), d.clock.now
+    assert d.do_foreign(slot) == [PASS] * 4
+    assert (d.state(), d.clock.now) == (before, now)
+
+
+@BOTH
+def test_a_switch_reads_the_clock_once(kind: type[PythonSwitch]) -> None:
+    """Entering and leaving a phase cost one clock reading each."""
+    d = Driver(kind)
+    before = d.clock.now
+    d.play([("enter", c.INPUT), ("leave",), ("enter_compute", c.FORWARD), ("leave",), ("enter_validation",)])
+    assert d.clock.now - before == 5
+
+
+@BOTH
+def test_a_short_gap_after_forward_is_the_loss(kind: type[PythonSwitch]) -> None:
+    """A functional loss has no hook: up to 0.1 ms between forward and backward is charged to forward."""
+    d = Driver(kind)
+    d.play([("enter", c.FORWARD), ("leave",)])
+    forward = d.switch.charged(c.FORWARD)
+    d.play([("tick", SHORT_GAP_NS - 1, 0), ("enter_compute", c.BACKWARD)])
+    assert d.switch.charged(c.FORWARD) == forward + SHORT_GAP_NS
+    assert d.switch.charged(c.WAIT_FORWARD) == 0
+
+
+def _step(gap: int, cpu: int) -> list[tuple[Any, ...]]:
+    return [
+        ("enter", c.FORWARD),
+        ("leave",),
+        ("tick", gap, cpu),
+        ("enter_compute", c.BACKWARD),
+        ("leave",),
+        ("publish", True),
+    ]
+
+
+@BOTH
+def test_a_long_gap_is_loss_only_as_far_as_the_thread_worked(kind: type[PythonSwitch]) -> None:
+    """Once long gaps are seen, their CPU time is forward and the rest (a sleep, a blocked write) is wait."""
+    d = Driver(kind)
+    for _ in range(5):
+        d.play(_step(10_000_000, 3_000_000))
+    last = d.rows[-1]
+    assert value(last, "forward") == pytest.approx(3_000_000, abs=10)
+    assert value(last, "wait_forward") == pytest.approx(7_000_000, abs=10)
+
+
+@BOTH
+def test_a_sleep_after_forward_stays_wait(kind: type[PythonSwitch]) -> None:
+    """A long gap without CPU time never counts as model work, not even before gaps are watched."""
+    d = Driver(kind)
+    for _ in range(5):
+        d.play(_step(50_000_000, 0))
+    assert [value(r, "wait_forward") > 49_999_000 for r in d.rows] == [True] * 5
+
+
+@BOTH
+def test_time_between_validation_batches_is_validation(kind: type[PythonSwitch]) -> None:
+    """What lies between two validation phases is validation; what follows the last one is wait."""
+    d = Driver(kind)
+    d.play([("enter_validation",), ("tick", 1000, 0), ("leave",), ("tick", 700, 0)])
+    d.play([("enter_validation",), ("tick", 1000, 0), ("leave",), ("tick", 300, 0), ("publish", False)])
+    assert value(d.rows[0], "validation") == pytest.approx(2700, abs=5)
+    assert value(d.rows[0], "wait_other") == pytest.approx(300, abs=5)
+
+
+@BOTH
+def test_an_undecided_fetch_ends_as_input(kind: type[PythonSwitch]) -> None:
+    """A batch whose loader's role was never told is input; an undecided eval forward is validation."""
+    d = Driver(kind)
+    d.play([("enter", PENDING_FETCH), ("tick", 1000, 0), ("leave",)])
+    d.play([("enter", PENDING_EVAL), ("tick", 400, 0), ("leave",), ("publish", False)])
+    assert value(d.rows[0], "input") == 1001
+    assert value(d.rows[0], "validation") == 401
+
+
+@BOTH
+def test_an_optimizer_may_step_inside_backward(kind: type[PythonSwitch]) -> None:
+    """Optimizer-in-backward is optimizer time, taken out of backward."""
+    d = Driver(kind)
+    d.play([("enter", c.BACKWARD), ("tick", 100, 0), ("enter_optimizer",), ("tick", 50, 0), ("leave",)])
+    assert d.switch.current == c.BACKWARD
+    assert d.switch.charged(c.OPTIMIZER) == 51
+
+
+@BOTH
+def test_a_switch_with_a_slot_that_does_not_exist_is_refused(kind: type[PythonSwitch]) -> None:
+    """A slot outside the table is an error, never a write outside it."""
+    d = Driver(kind)
+    with pytest.raises((ValueError, IndexError)):
+        d.switch.charged(SLOTS)
+
+
+@BOTH
+def test_a_row_that_does_not_fit_is_refused(kind: type[PythonSwitch]) -> None:
+    """A buffer too small for the row is an error, never a write past its end."""
+    import struct
+
+    d = Driver(kind)
+    with pytest.raises((ValueError, struct.error)):
+        d.switch.publish(bytearray(64), 0, ROW_SIZE, 1, 1, d.clock(), 0, 0, 0, 0)
+
+
+def test_wait_slots_are_the_places_of_the_catalogue() -> None:
+    """Exactly the catalogue's wait places, and the pause between validations, count as doing nothing."""
+    waits = {slot for slot in range(SLOTS) if module.is_wait(slot)}
+    assert waits == {*range(c.FIRST_WAIT, c.RECORDED_SLOTS), AFTER_VALIDATION}

@@ -168,9 +168,9 @@ def test_a_rank_that_dies_is_named_with_its_last_step(tmp_path: Path, fault: str
 
 def test_a_rank_that_hangs_is_noticed_live(tmp_path: Path) -> None:
     """A stall is reported while it lasts, with the phase of each rank; the summary has it too."""
+    command = [sys.executable, "-m", "traceml", "run", "--run-name", "r", "--stall-after", "3", DDP]
     running = subprocess.Popen(
-        [sys.executable, "-m", "traceml", "run", *"--run-name r --stall-after 3".split(), DDP]
-        + "--nproc-per-node 2 -- --hang-at 20".split(),
+        [*command, "--nproc-per-node", "2", "--", "--hang-at", "20"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(SRC)},
         stderr=subprocess.PIPE,

@@ -119,11 +119,32 @@ class Driver:
 
     def do_publish(self, at_last_switch: bool) -> bytes:
         now = self.switch.since if at_last_switch else self.clock()
-        row = bytearray(ROW_SIZE)
-        step = len(self.rows) + 1
-        self.switch.publish(row, 0, ROW_SIZE, step, step, now, 11, 22, 33, 0b1011)
+        row = self._row_target()
+        self.switch.publish(now, 0b1000)
         self.rows.append(bytes(row))
         return bytes(row)
+
+    def _row_target(self) -> bytearray:
+        """Room for one more row; the columns that the session fills in."""
+        row = bytearray(ROW_SIZE)
+        s = self.switch
+        s.rows_into(row, 0, ROW_SIZE, ROW_SIZE, len(self.rows))
+        s.rss, s.allocated, s.reserved, s.flags = 11, 22, 33, 0b0011
+        return row
+
+    def do_gradients_ready(self) -> None:
+        self.switch.gradients_ready()
+
+    def do_leave_step(self, quick: bool, leads: bool, due: bool) -> int | None:
+        """Leave as an optimizer's step does: the row is written at once when nothing needs a look."""
+        if not self.open:
+            return None
+        row, s, optimizer = self._row_target(), self.switch, self
+        s.quick, s.lead, s.due = quick, id(optimizer) if leads else 1, 0 if due else 1 << 60
+        now = s.leave_step(self.open.pop(), optimizer)
+        if now == 0:
+            self.rows.append(bytes(row))
+        return now
 
     def do_foreign(self, slot: int) -> list[int]:
         """What another thread is told; nothing may change."""
@@ -158,6 +179,8 @@ OPERATION = st.one_of(
     st.tuples(st.just("fetched"), st.integers(0, 4096), st.integers(0, 10**6)),
     st.tuples(st.just("collected"), st.integers(0, 10**8)),
     st.tuples(st.just("publish"), st.booleans()),
+    st.tuples(st.just("gradients_ready")),
+    st.tuples(st.just("leave_step"), st.booleans(), st.booleans(), st.booleans()),
     st.tuples(st.just("restart")),
     st.tuples(st.just("foreign"), PHASE_SLOTS),
 )
@@ -368,7 +391,8 @@ def test_a_row_that_does_not_fit_is_refused(kind: type[PythonSwitch]) -> None:
 
     d = Driver(kind)
     with pytest.raises((ValueError, struct.error)):
-        d.switch.publish(bytearray(64), 0, ROW_SIZE, 1, 1, d.clock(), 0, 0, 0, 0)
+        d.switch.rows_into(bytearray(64), 0, ROW_SIZE, ROW_SIZE, 0)
+        d.switch.publish(d.clock(), 0)
 
 
 def test_wait_slots_are_the_places_of_the_catalogue() -> None:

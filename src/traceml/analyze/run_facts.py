@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from traceml.analyze.window import Window
+from traceml.schema import catalog as c
 from traceml.schema import fmt
 from traceml.schema.facts import RunFacts
 from traceml.schema.recorded import RankRecording, RunRecording
@@ -14,6 +15,9 @@ from traceml.schema.summary import Run
 
 MOST_EVENTS = 200
 NOTABLE_CPU_DELAY = 0.05
+EVENT_FIELDS = ("kind", "rank", "step", "time_ns", "duration_ns")
+TOGETHER_NS = 500_000_000
+WAITING_FOR_OTHERS = c.PHASES[c.SYNC].key
 
 
 def run_of(recording: RunRecording, facts: RunFacts, ranks: dict[int, RankRecording], window: Window) -> Run:
@@ -26,7 +30,7 @@ def run_of(recording: RunRecording, facts: RunFacts, ranks: dict[int, RankRecord
         name=facts.name,
         status=facts.status,
         exit_code=facts.exit_code,
-        reason=facts.reason or _error_of(ranks, facts),
+        reason=facts.reason or _error_of(recording, ranks, facts),
         started_at=facts.started_at,
         ended_at=facts.ended_at,
         duration_s=seconds,
@@ -37,6 +41,7 @@ def run_of(recording: RunRecording, facts: RunFacts, ranks: dict[int, RankRecord
             "seen": sorted(ranks),
             "used": list(window.ranks),
             "lost": [r for r in range(expected) if r not in window.ranks],
+            "ended_first": ended_first(recording, ranks, facts),
         },
         steps={
             "total": window.total_steps,
@@ -50,11 +55,49 @@ def run_of(recording: RunRecording, facts: RunFacts, ranks: dict[int, RankRecord
     )
 
 
-def _error_of(ranks: dict[int, RankRecording], facts: RunFacts) -> str | None:
+def _error_of(recording: RunRecording, ranks: dict[int, RankRecording], facts: RunFacts) -> str | None:
     if facts.exit_code in (0, None) and facts.status in ("completed", "running"):
         return None
-    errors = [e for r in ranks.values() for e in r.events if e["kind"] == "error"]
-    return str(errors[-1].get("message")) if errors else None
+    error = _first_error(ranks)
+    first = ended_first(recording, ranks, facts)
+    many = len(ranks) > 1
+    if error is not None:
+        return f"r{error[0]}: {error[1]}" if many else error[1]
+    if first is not None and many:
+        return f"r{first['rank']} ended first: after step {first['step']}, in {first['phase']}"
+    return None
+
+
+def _first_error(ranks: dict[int, RankRecording]) -> tuple[int, str] | None:
+    """The exception that ended a rank before the others followed."""
+    errors = [(e.get("time_ns", 0), r, e) for r, x in ranks.items() for e in x.events if e["kind"] == "error"]
+    if not errors:
+        return None
+    _, rank, event = min(errors, key=lambda found: found[0])
+    return rank, str(event.get("message"))
+
+
+def ended_first(
+    recording: RunRecording, ranks: dict[int, RankRecording], facts: RunFacts
+) -> dict[str, Any] | None:
+    """In a run that did not end well: the rank that went first, its last step, and where it was.
+
+    Ranks that end within half a second of the first are taken together; among them, one that was not
+    waiting for the others, or that raised, is the one.
+    """
+    if facts.status in ("completed", "running"):
+        return None
+    ended = sorted(
+        (e for e in recording.monitor_events if e["kind"] == "rank_ended" and e.get("rank") in ranks),
+        key=lambda e: int(e.get("time_ns", 0)),
+    )
+    if not ended:
+        return None
+    error = _first_error(ranks)
+    together = [e for e in ended if e["time_ns"] - ended[0]["time_ns"] < TOGETHER_NS]
+    guilty = [e for e in together if error is not None and e["rank"] == error[0]]
+    guilty = guilty or [e for e in together if e.get("phase") != WAITING_FOR_OTHERS] or together
+    return {"rank": guilty[0]["rank"], "step": guilty[0].get("step"), "phase": guilty[0].get("phase")}
 
 
 def _accounting(ranks: dict[int, RankRecording], facts: RunFacts) -> dict[str, float | None]:
@@ -117,15 +160,18 @@ def _why_nothing(seen: frozenset[str]) -> str:
     )
 
 
-def events_of(ranks: dict[int, RankRecording], facts: RunFacts) -> list[dict[str, Any]]:
+def events_of(
+    recording: RunRecording, ranks: dict[int, RankRecording], facts: RunFacts
+) -> list[dict[str, Any]]:
     """The longest events, in the order of time, in the summary's units."""
-    origin = facts.begin_ns
     found = []
+    noticed = [e for e in recording.monitor_events if e["kind"] == "stall"]
     for rank, recorded in ranks.items():
-        for event in recorded.events:
+        origin = facts.begin_ns if recorded.node == 0 else None  # another machine's clock
+        for event in [*recorded.events, *(e for e in noticed if e.get("rank") == rank)]:
             at = event.get("time_ns")
             seconds = (at - origin) / 1e9 if isinstance(at, int) and origin is not None else None
-            more = {k: v for k, v in event.items() if k not in ("kind", "step", "time_ns", "duration_ns")}
+            more = {k: v for k, v in event.items() if k not in EVENT_FIELDS}
             found.append(
                 {
                     "kind": event["kind"],
@@ -137,4 +183,4 @@ def events_of(ranks: dict[int, RankRecording], facts: RunFacts) -> list[dict[str
                 }
             )
     found.sort(key=lambda e: e["duration_ms"], reverse=True)
-    return sorted(found[:MOST_EVENTS], key=lambda e: (e["time_s"] is None, e["time_s"]))
+    return sorted(found[:MOST_EVENTS], key=lambda e: (e["time_s"] is None, e["time_s"] or 0.0))

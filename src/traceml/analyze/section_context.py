@@ -45,11 +45,18 @@ def _on_cpu(ranks: dict[int, RankRecording]) -> bool:
 
 
 def system_section(recording: RunRecording, facts: RunFacts, ranks: dict[int, RankRecording]) -> Section:
-    """What the system rules say about the machine while it trained."""
-    rows = in_training(recording.system_rows, ranks)
+    """What the system rules say about the machines while they trained."""
     keys = [k.key for k in c.SYSTEM_METRICS]
-    mean, peak = _mean_and_peak(rows, keys)
-    samples = 0 if rows is None else len(rows)
+    tables: dict[int, NDArray[np.void]] = {}
+    for node in (0, *recording.other_nodes):
+        here = {r: x for r, x in ranks.items() if x.node == node}
+        rows = in_training(recording.gauges(node).system_rows, here)
+        if rows is not None and len(rows):
+            tables[node] = rows
+    own = {node: _mean_and_peak(rows, keys) for node, rows in tables.items()}
+    mean = {k: _worst([means[k] for means, _ in own.values()], k) for k in keys}
+    peak = {k: _worst([peaks[k] for _, peaks in own.values()], k) for k in keys}
+    samples = sum(len(rows) for rows in tables.values())
     view = ContextView(mean, peak, cores=facts.cores, on_cpu=_on_cpu(ranks), samples=samples)
     calm = "CPU, memory and GPU of the machine show no pressure."
     if peak.get("gpu_util_percent") is None:
@@ -59,15 +66,36 @@ def system_section(recording: RunRecording, facts: RunFacts, ranks: dict[int, Ra
         findings[0],
         findings,
         window={"samples": samples},
-        metrics={k: _gauge_stat(rows, k) for k in keys},
-        nodes={"0": Member(identity={"host": facts.environment.get("host")}, metrics=mean)},
+        metrics={k: _padded_stat({n: rows[k] for n, rows in tables.items()}) for k in keys},
+        nodes={
+            str(n): Member(identity={"host": _host(n, facts, ranks)}, metrics=means)
+            for n, (means, _) in own.items()
+        },
     )
 
 
-def _gauge_stat(rows: NDArray[np.void] | None, key: str) -> MetricStat:
-    if rows is None or not len(rows):
+def _worst(values: list[float | None], key: str) -> float | None:
+    """Over nodes: the highest, but the mean for how busy the GPUs are."""
+    known = [v for v in values if v is not None]
+    if not known:
+        return None
+    return sum(known) / len(known) if key == "gpu_util_percent" else max(known)
+
+
+def _host(node: int, facts: RunFacts, ranks: dict[int, RankRecording]) -> str | None:
+    if node == 0:
+        return facts.environment.get("host")
+    return next((str(r.identity.get("host")) for r in ranks.values() if r.node == node), None)
+
+
+def _padded_stat(columns: dict[int, NDArray[Any]]) -> MetricStat:
+    """A gauge over (node or rank, sample); those with fewer samples are padded with NaN."""
+    if not columns:
         return MetricStat()
-    return m.stat((0,), rows[key].astype(float)[None, :])
+    table = np.full((len(columns), max(len(v) for v in columns.values()) or 1), np.nan)
+    for line, values in zip(table, columns.values(), strict=True):
+        line[: len(values)] = values
+    return m.stat(tuple(columns), table)
 
 
 def process_section(
@@ -77,19 +105,21 @@ def process_section(
     memory: MemoryView | None,
 ) -> Section:
     """What the process rules say about the ranks while they trained."""
-    rows = in_training(recording.process_rows, ranks)
     keys = [k.key for k in c.PROCESS_METRICS]
     sampled = keys[:-1]
+    samples_of = process_samples(recording, ranks)
     own: dict[int, dict[str, float | None]] = {}
+    peaks: list[dict[str, float | None]] = []
     for rank, recorded in ranks.items():
-        mine = rows[rows["pid"] == recorded.pid] if rows is not None else None
-        own[rank] = _mean_and_peak(mine, sampled)[0]
+        own[rank], highest = _mean_and_peak(samples_of.get(rank), sampled)
         own[rank][keys[-1]] = _reserved(recorded)
-    mean, peak = _mean_and_peak(rows, sampled)
+        peaks.append(highest)
+    mean = {k: _worst([own[r][k] for r in own], k) for k in sampled}
+    peak = {k: _worst([p[k] for p in peaks], k) for k in sampled}
     device = memory is not None and memory.memory == "device"
     peak[keys[-1]] = float(memory.reserved.max()) if device and memory is not None else None
     peak["gpu_mem_allocated_bytes"] = float(memory.peak.max()) if device and memory is not None else None
-    samples = 0 if rows is None else len(rows)
+    samples = sum(len(rows) for rows in samples_of.values())
     view = ContextView(
         mean,
         peak,
@@ -100,7 +130,7 @@ def process_section(
         on_cpu=_on_cpu(ranks),
         samples=samples,
     )
-    stats = {k: _sampled_stat(rows, ranks, k) for k in sampled}
+    stats = {k: _padded_stat({r: rows[k] for r, rows in samples_of.items()}) for k in sampled}
     held = np.array([[v if (v := own[r][keys[-1]]) is not None else np.nan] for r in own], dtype=float)
     stats[keys[-1]] = m.stat(tuple(own), held) if own else MetricStat()
     findings = diagnose_context(view, PROCESS_RULES, "The training processes show no pressure.")
@@ -113,15 +143,15 @@ def process_section(
     )
 
 
-def _sampled_stat(rows: NDArray[np.void] | None, ranks: dict[int, RankRecording], key: str) -> MetricStat:
-    """A process gauge over (rank, sample); ranks with fewer samples are padded with NaN."""
-    if rows is None or not len(rows) or not ranks:
-        return MetricStat()
-    own = [rows[key][rows["pid"] == r.pid] for r in ranks.values()]
-    table = np.full((len(own), max(len(v) for v in own) or 1), np.nan)
-    for line, values in zip(table, own, strict=True):
-        line[: len(values)] = values
-    return m.stat(tuple(ranks), table)
+def process_samples(recording: RunRecording, ranks: dict[int, RankRecording]) -> dict[int, NDArray[np.void]]:
+    """Each rank's own samples during training, from the monitor of its node."""
+    found = {}
+    for rank, recorded in ranks.items():
+        rows = in_training(recording.gauges(recorded.node).process_rows, {rank: recorded})
+        mine = rows[rows["pid"] == recorded.pid] if rows is not None else None
+        if mine is not None and len(mine):
+            found[rank] = mine
+    return found
 
 
 def _reserved(recorded: RankRecording) -> float | None:

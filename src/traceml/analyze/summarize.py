@@ -11,7 +11,12 @@ from traceml.analyze import metrics as m
 from traceml.analyze import primary
 from traceml.analyze.align import align, newest_of_each_rank
 from traceml.analyze.run_facts import events_of, run_of
-from traceml.analyze.section_context import gauge_series, in_training, process_section, system_section
+from traceml.analyze.section_context import (
+    gauge_series,
+    process_samples,
+    process_section,
+    system_section,
+)
 from traceml.analyze.section_memory import memory_section, memory_series, memory_view
 from traceml.analyze.section_time import time_section
 from traceml.analyze.window import Window
@@ -45,7 +50,7 @@ def summarize(recording: RunRecording, facts: RunFacts, final: bool = True) -> S
             "system": gauge_series(recording.system_rows, facts.begin_ns, c.SYSTEM_METRICS),
         },
         blocks=m.blocks(window),
-        events=events_of(ranks, facts),
+        events=events_of(recording, ranks, facts),
         environment={**facts.environment, **_rank_environment(ranks, window)},
         overhead=_overhead(window, facts),
         catalog=_catalog(window),
@@ -54,11 +59,8 @@ def summarize(recording: RunRecording, facts: RunFacts, final: bool = True) -> S
 
 def _with_cpu_delay(window: Window, recording: RunRecording, ranks: dict[int, RankRecording]) -> Window:
     """Tell the window how long its threads waited for a core: the worst rank's mean over the training."""
-    rows = in_training(recording.process_rows, ranks)
-    if rows is None or not len(rows):
-        return window
-    per_rank = [rows["cpu_delay_percent"][rows["pid"] == r.pid] for r in ranks.values()]
-    means = [float(np.nanmean(p)) for p in per_rank if len(p) and not np.isnan(p).all()]
+    per_rank = [rows["cpu_delay_percent"] for rows in process_samples(recording, ranks).values()]
+    means = [float(np.nanmean(p)) for p in per_rank if not np.isnan(p).all()]
     return replace(window, cpu_delay_share=max(means, default=0.0) / 100)
 
 

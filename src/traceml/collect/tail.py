@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from traceml.collect.rundir import RECORDING
 from traceml.recording.format import STATE_LOST
 from traceml.recording.reader import RecordingReader, UnreadableRecording
 from traceml.schema import catalog as c
-from traceml.schema.recorded import RankRecording, RunRecording
+from traceml.schema.recorded import NodeGauges, RankRecording, RunRecording
+
+NODE = re.compile(r"\.node(\d+)\.")
 
 
 class Tail:
@@ -51,6 +54,13 @@ class Tail:
             process_rows=self._rows(self.folder / "process.gauges"),
             seen=frozenset(p.name.removeprefix("seen-") for p in self.folder.glob("seen-*")),
             problems=list(self.problems),
+            other_nodes={
+                node: NodeGauges(
+                    self._rows(self.folder / f"system.node{node}.gauges"),
+                    self._rows(self.folder / f"process.node{node}.gauges"),
+                )
+                for node in self._other_nodes()
+            },
             monitor_events=[
                 e for path in sorted(self.folder.glob("monitor*.events.jsonl")) for e in read_events(path)
             ],
@@ -66,7 +76,12 @@ class Tail:
             live_phase=phase,
             lost_rows=state == STATE_LOST,
             events=read_events(path.with_suffix(".events.jsonl")),
+            node=int(found.group(1)) if (found := NODE.search(path.name)) is not None else 0,
         )
+
+    def _other_nodes(self) -> list[int]:
+        names = (NODE.search(p.name) for p in self.folder.glob("*.node*"))
+        return sorted({int(m.group(1)) for m in names if m is not None})
 
     def _rows(self, path: Path) -> NDArray[np.void] | None:
         reader = self._reader(path) if path.exists() else None

@@ -203,11 +203,14 @@ def _gauges(summary: Summary, name: str, title: str) -> list[str]:
     lines = _title(title, section, f"{samples} samples" if samples else "")
     lines += _others(section, summary.primary_diagnosis.kind)
     rows = {row["key"]: row for row in summary.catalog if row["section"] == name}
-    table = [["", "Mean", "p95"]]
+    members = len(section.nodes) + len(section.ranks)
+    letter, noun = ("node ", "Worst node") if section.nodes else ("r", "Worst rank")
+    table = [["", "Mean", "p95", *(("Worst", noun) if members > 1 else ())]]
     for key, stat in section.metrics.items():
         if stat.average is not None and key in rows:
             show = fmt.BY_UNIT[rows[key]["unit"]]
-            table.append([rows[key]["label"], show(stat.average), show(stat.p95)])
+            worst = (show(stat.worst.value), f"{letter}{stat.worst.rank}") if members > 1 else ()
+            table.append([rows[key]["label"], show(stat.average), show(stat.p95), *worst])
     return lines + (_table(table) if len(table) > 1 else [])
 
 

@@ -21,6 +21,7 @@ class RankRecording:
     live_phase: int = 0
     lost_rows: bool = False
     events: list[dict[str, Any]] = field(default_factory=list)
+    node: int = 0  # whose gauges cover it
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -37,6 +38,14 @@ class RankRecording:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeGauges:
+    """What the monitor of another node sampled there, on that node's clock."""
+
+    system_rows: NDArray[np.void] | None = None
+    process_rows: NDArray[np.void] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecording:
     """What the analysis starts from."""
 
@@ -46,3 +55,10 @@ class RunRecording:
     seen: frozenset[str] = frozenset()
     problems: list[str] = field(default_factory=list)
     monitor_events: list[dict[str, Any]] = field(default_factory=list)
+    other_nodes: dict[int, NodeGauges] = field(default_factory=dict)
+
+    def gauges(self, node: int) -> NodeGauges:
+        """The gauges of one node; node 0 is where the result is made."""
+        if node == 0:
+            return NodeGauges(self.system_rows, self.process_rows)
+        return self.other_nodes.get(node, NodeGauges())

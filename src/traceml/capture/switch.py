@@ -255,6 +255,8 @@ class PythonSwitch:
 
     def rows_into(self, buffer: Any, offset: int, end: int, size: int, sequence: int) -> None:
         """From now on rows go here: the next one at `offset`, with the number after `sequence`."""
+        if offset < 0 or size < ROW.size + SEQUENCE.size or end > len(buffer) or (end - offset) % size:
+            raise ValueError("the rows do not fit")
         self.row_map = buffer
         self.row_at, self.row_end, self.row_size = offset, end, size
         self.sequence = sequence

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceml.analyze.rule import STEPS_FOR_ANY, STEPS_FOR_CRITICAL, Measured, Rule, ordered
+from traceml.analyze.window import middle
 from traceml.schema import fmt
 from traceml.schema.summary import INFO, Finding
 
@@ -86,7 +87,7 @@ def imbalance(view: MemoryView) -> Measured | None:
     if len(view.ranks) < 2:
         return None
     peaks = view.peak.max(axis=1)
-    at, typical = int(np.argmax(peaks)), float(np.median(peaks))
+    at, typical = int(np.argmax(peaks)), middle(peaks)
     if typical <= 0 or peaks[at] - typical < IMBALANCE_BYTES:
         return None
     level = float(peaks[at] / typical - 1)

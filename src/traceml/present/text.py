@@ -79,11 +79,13 @@ def _title(title: str, section: Section, right: str = "") -> list[str]:
     return [f"{title:<13}{found.status}{SEVERITY.get(found.severity, '')}".ljust(WIDTH - len(right)) + right]
 
 
-def _others(section: Section, shown: str) -> list[str]:
-    """Every finding that the verdict above has not said already."""
+def _others(summary: Summary, name: str) -> list[str]:
+    """Every finding of a section that the verdict above has not said already."""
+    section: Section = getattr(summary, name)
+    first = summary.primary_diagnosis
     lines: list[str] = []
     for finding in section.issues:
-        if finding.kind != shown:
+        if (first.section, first.kind) != (name, finding.kind):
             lines += _finding(finding, first=finding is section.issues[0])
     return lines
 
@@ -103,7 +105,7 @@ def _step_time(summary: Summary) -> list[str]:
     if window.get("num_steps"):
         span = f"steps {window['start_step']} to {window['end_step']}, {window['clock']} clock"
     lines = _title("Step time", section, span)
-    lines += _others(section, summary.primary_diagnosis.kind)
+    lines += _others(summary, "step_time")
     if not window.get("num_steps"):
         return lines
     labels = {row["key"]: row for row in summary.catalog if row["section"] == "step_time"}
@@ -175,7 +177,7 @@ def _memory(summary: Summary) -> list[str]:
     section = summary.step_memory
     kind = {"device": "device memory", "rss": "resident memory (no accelerator)"}
     lines = _title("Step memory", section, kind.get(str(section.window.get("memory")), ""))
-    lines += _others(section, summary.primary_diagnosis.kind)
+    lines += _others(summary, "step_memory")
     labels = {row["key"]: row["label"] for row in summary.catalog if row["section"] == "step_memory"}
     table = [["", "Median peak", "Worst peak", "Worst rank", "Skew"]]
     for key, stat in section.metrics.items():
@@ -201,7 +203,7 @@ def _gauges(summary: Summary, name: str, title: str) -> list[str]:
     section: Section = getattr(summary, name)
     samples = section.window.get("samples") or 0
     lines = _title(title, section, f"{samples} samples" if samples else "")
-    lines += _others(section, summary.primary_diagnosis.kind)
+    lines += _others(summary, name)
     rows = {row["key"]: row for row in summary.catalog if row["section"] == name}
     members = len(section.nodes) + len(section.ranks)
     letter, noun = ("node ", "Worst node") if section.nodes else ("r", "Worst rank")

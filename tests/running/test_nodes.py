@@ -1,0 +1,92 @@
+"""One run on several machines: real separate hosts as network namespaces, joined by node 0's monitor."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scenarios.scenario import SCRIPTS, SRC
+
+DDP = str(SCRIPTS / "ddp.py")
+HOSTS = ("tml-a", "tml-b")
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def hosts() -> Iterator[None]:
+    """Two namespaces with a cable between them."""
+    for host in HOSTS:
+        subprocess.run(["ip", "netns", "del", host], check=False, capture_output=True)
+    for host in HOSTS:
+        ip("netns", "add", host)
+    ip("link", "add", "tml0", "netns", HOSTS[0], "type", "veth", "peer", "name", "tml1", "netns", HOSTS[1])
+    for index, host in enumerate(HOSTS):
+        ip("-n", host, "addr", "add", f"{ADDRESSES[index]}/24", "dev", f"tml{index}")
+        ip("-n", host, "link", "set", f"tml{index}", "up")
+        ip("-n", host, "link", "set", "lo", "up")
+    yield
+    for host in HOSTS:
+        ip("netns", "del", host)
+
+
+def start(folder: Path, node: int, *words: str, **environment: str) -> subprocess.Popen[str]:
+    """`traceml run` on one of the hosts."""
+    command = ["ip", "netns", "exec", HOSTS[node], sys.executable, "-m", "traceml", "run", DDP]
+    command += ["--run-name", "r", "--nproc-per-node", "1", "--nnodes", "2", "--node-rank", str(node)]
+    command += ["--master-addr", ADDRESSES[0], "--master-port", "29611", *words]
+    return subprocess.Popen(
+        [*command, "--", "--backward", "30", "--steps", "50"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(SRC), "GLOO_SOCKET_IFNAME": f"tml{node}", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(both: list[subprocess.Popen[str]], folder: Path) -> dict[str, Any]:
+    outputs = [running.communicate(timeout=150) for running in both]
+    for running, (_, err) in zip(both, outputs, strict=True):
+        assert running.returncode == 0, err
+    found: dict[str, Any] = json.loads((folder / "logs" / "r" / "final_summary.json").read_text())
+    return found
+
+
+@pytest.mark.scenario
+def test_two_hosts_with_a_shared_folder_become_one_run(hosts: None, tmp_path: Path) -> None:
+    """The slow rank of the other host is named in node 0's summary; no flag but those of torchrun."""
+    summary = finish([start(tmp_path, 0), start(tmp_path, 1)], tmp_path)
+    assert summary["run"]["world_size"] == 2
+    assert summary["run"]["ranks"]["used"] == [0, 1]
+    assert summary["run"]["steps"]["total"] == 50
+    primary = summary["primary_diagnosis"]
+    assert (primary["status"], primary["ranks"], primary["phase"]) == ("COMPUTE STRAGGLER", [1], "backward")
+    assert primary["evidence"]["excess_ms"] == pytest.approx(30, rel=0.2)
+    assert set(summary["system"]["nodes"]) == {"0", "1"}
+
+
+@pytest.mark.scenario
+def test_two_hosts_without_a_shared_folder_meet_by_key_and_port(hosts: None, tmp_path: Path) -> None:
+    """Separate folders: TRACEML_KEY and --relay-port carry everything to node 0."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+    both = []
+    for node, folder in enumerate(folders):
+        folder.mkdir()
+        both.append(
+            start(folder, node, "--relay-port", "29712", TRACEML_KEY="a secret of this very test run")
+        )
+    summary = finish(both, folders[0])
+    assert summary["run"]["ranks"]["used"] == [0, 1]
+    assert summary["run"]["steps"]["total"] == 50
+    assert summary["primary_diagnosis"]["ranks"] == [1]

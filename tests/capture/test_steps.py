@@ -241,7 +241,7 @@ def test_user_phases_are_exclusive_and_named(recorder: Recorder, make_training: 
             with traceml.phase("inner"):
                 time.sleep(0.02)
         step(model, optimizer, x, y)
-    assert recorder.session.user_slots == {"augment": c.FIRST_USER, "inner": c.FIRST_USER + 1}
+    assert recorder.session.user_phases.slots == {"augment": c.FIRST_USER, "inner": c.FIRST_USER + 1}
     assert all(9.5 < v < 18 for v in recorder.ms("user0"))
     assert all(19.5 < v < 32 for v in recorder.ms("user1"))
 

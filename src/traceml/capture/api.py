@@ -115,7 +115,7 @@ class phase:
     def __enter__(self) -> None:
         session = self._session
         if session is not None and get_ident() == session.switch.thread:
-            self._outer = session.switch.enter_inside(session.user_slot(self._name))
+            self._outer = session.switch.enter_inside(session.user_phases.slot(self._name))
 
     def __exit__(
         self,

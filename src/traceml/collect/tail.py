@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,8 @@ from traceml.schema.recorded import NodeGauges, RankRecording, RunRecording
 
 NODE = re.compile(r"\.node(\d+)\.")
 
+Columns: TypeAlias = tuple[tuple[str, str], ...]
+
 
 class Tail:
     """Reads a run folder again and again; each look maps only what is new."""
@@ -29,35 +32,28 @@ class Tail:
 
     def pids(self) -> dict[int, int]:
         """Process id to rank, of every process that trains."""
-        found = {}
+        found: dict[int, int] = {}
         for reader in self.local_ranks():
-            identity = reader.header.get("identity", {})
-            found[int(identity.get("pid", 0))] = int(identity.get("rank", 0))
+            identity = reader.header["identity"]
+            found[identity["pid"]] = identity["rank"]
         return found
 
     def local_ranks(self) -> list[RecordingReader]:
         """The recordings of this machine's own ranks; what other nodes relayed is not among them."""
-        paths = (p for p in sorted(self.folder.glob("rank-*.steps")) if ".node" not in p.name)
-        readers = (self._reader(path) for path in paths)
-        return [reader for reader in readers if reader is not None]
+        return [reader for path, reader in self._ranks() if NODE.search(path.name) is None]
 
     def read(self) -> RunRecording:
         """All published rows of all files."""
-        ranks = []
-        for path in sorted(self.folder.glob("rank-*.steps")):
-            reader = self._reader(path)
-            if reader is not None:
-                ranks.append(self._rank(path, reader))
         return RunRecording(
-            ranks=ranks,
-            system_rows=self._rows(self.folder / "system.gauges"),
-            process_rows=self._rows(self.folder / "process.gauges"),
+            ranks=[self._rank(path, reader) for path, reader in self._ranks()],
+            system_rows=self._rows(self.folder / "system.gauges", c.SYSTEM_COLUMNS),
+            process_rows=self._rows(self.folder / "process.gauges", c.PROCESS_COLUMNS),
             seen=frozenset(p.name.removeprefix("seen-") for p in self.folder.glob("seen-*")),
             problems=list(self.problems),
             other_nodes={
                 node: NodeGauges(
-                    self._rows(self.folder / f"system.node{node}.gauges"),
-                    self._rows(self.folder / f"process.node{node}.gauges"),
+                    self._rows(self.folder / f"system.node{node}.gauges", c.SYSTEM_COLUMNS),
+                    self._rows(self.folder / f"process.node{node}.gauges", c.PROCESS_COLUMNS),
                 )
                 for node in self._other_nodes()
             },
@@ -71,7 +67,7 @@ class Tail:
         return RankRecording(
             header=reader.header,
             rows=latest_of_each_step(reader.rows()),
-            device_rows=self._rows(path.with_suffix(".device")),
+            device_rows=self._rows(path.with_suffix(".device"), c.DEVICE_COLUMNS),
             user_names=reader.user_names(c.USER_SLOTS),
             live_phase=phase,
             lost_rows=state == STATE_LOST,
@@ -83,19 +79,38 @@ class Tail:
         names = (NODE.search(p.name) for p in self.folder.glob("*.node*"))
         return sorted({int(m.group(1)) for m in names if m is not None})
 
-    def _rows(self, path: Path) -> NDArray[np.void] | None:
-        reader = self._reader(path) if path.exists() else None
+    def _ranks(self) -> Iterator[tuple[Path, RecordingReader]]:
+        for path in sorted(self.folder.glob("rank-*.steps")):
+            reader = self._reader(path, c.STEP_COLUMNS, of_rank=True)
+            if reader is not None:
+                yield path, reader
+
+    def _rows(self, path: Path, columns: Columns) -> NDArray[np.void] | None:
+        reader = self._reader(path, columns) if path.exists() else None
         return reader.rows() if reader is not None else None
 
-    def _reader(self, path: Path) -> RecordingReader | None:
+    def _reader(self, path: Path, columns: Columns, of_rank: bool = False) -> RecordingReader | None:
+        """The file's reader, or None with a line among the problems: one bad file hides no other."""
         if path not in self._readers:
             try:
-                self._readers[path] = RecordingReader(path)
+                reader = RecordingReader(path)
+                _check(reader, columns, of_rank)
+                self._readers[path] = reader
             except (UnreadableRecording, OSError) as problem:
                 if str(problem) not in self.problems:
                     self.problems.append(str(problem))
                 return None
         return self._readers[path]
+
+
+def _check(reader: RecordingReader, columns: Columns, of_rank: bool) -> None:
+    """Refuse what is a recording but not of this kind: its rows would be taken for something else."""
+    there = {name for name, _ in reader.header["columns"]}
+    if not there.issuperset(name for name, _ in columns):
+        raise UnreadableRecording(f"{reader.path}: other columns than expected")
+    who = reader.header.get("identity")
+    if of_rank and not (isinstance(who, dict) and all(type(who.get(k)) is int for k in ("rank", "pid"))):
+        raise UnreadableRecording(f"{reader.path}: does not say which rank it is of")
 
 
 def latest_of_each_step(rows: NDArray[np.void]) -> NDArray[np.void]:

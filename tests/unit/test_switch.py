@@ -161,24 +161,32 @@ OPERATION = st.one_of(
     st.tuples(st.just("restart")),
     st.tuples(st.just("foreign"), PHASE_SLOTS),
 )
-# A training step as it usually goes, so that the gaps that count as loss are visited often.
-LOOP = st.tuples(TICK, TICK, TICK).map(
-    lambda gaps: [
+GAP = st.sampled_from([0, 60, SHORT_GAP_NS - 2, SHORT_GAP_NS + 1, 5_000_000, 80_000_000])
+
+
+def loop(fetch: int, gap: int, cpu: int, blind: bool) -> list[tuple[Any, ...]]:
+    """A training step as it usually goes, so that gaps that count as loss are visited often.
+
+    A blind one has no module call in sight: its forward pass is the gap before backward.
+    """
+    forward = [("enter_compute", c.FORWARD), ("tick", 1_000, 1_000), ("leave",)]
+    return [
         ("enter", PENDING_FETCH),
-        ("tick", gaps[0], gaps[0]),
+        ("tick", fetch, fetch),
         ("leave",),
-        ("enter_compute", c.FORWARD),
-        ("tick", 1_000, 1_000),
-        ("leave",),
-        ("tick", gaps[1], gaps[2]),
+        *([] if blind else forward),
+        ("tick", gap, cpu),
         ("enter_compute", c.BACKWARD),
         ("leave",),
         ("enter_optimizer",),
         ("leave",),
         ("publish", True),
     ]
-)
-SEQUENCES = st.lists(st.one_of(OPERATION.map(lambda o: [o]), LOOP), max_size=40).map(
+
+
+LOOP = st.builds(loop, TICK, GAP, GAP, st.booleans())
+TRAINING = st.lists(LOOP, min_size=4, max_size=30)
+SEQUENCES = st.one_of(st.lists(st.one_of(OPERATION.map(lambda o: [o]), LOOP), max_size=40), TRAINING).map(
     lambda parts: [operation for part in parts for operation in part]
 )
 

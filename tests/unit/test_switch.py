@@ -324,6 +324,18 @@ def test_a_long_gap_is_loss_only_as_far_as_the_thread_worked(kind: type[PythonSw
 
 
 @BOTH
+@pytest.mark.parametrize(("short_gaps", "watched"), [(0, True), (15, True), (16, False), (40, False)])
+def test_the_watch_ends_when_long_gaps_become_rare(
+    kind: type[PythonSwitch], short_gaps: int, watched: bool
+) -> None:
+    """Two long gaps count 32, each short one takes 1 back: CPU time is read down to 17 and not below."""
+    d = Driver(kind)
+    for gap in (10_000_000, 10_000_000, *[50] * short_gaps, 10_000_000):
+        d.play(_step(gap, 3_000_000))
+    assert (value(d.rows[-1], "forward") > 1_000_000) is watched
+
+
+@BOTH
 def test_a_sleep_after_forward_stays_wait(kind: type[PythonSwitch]) -> None:
     """A long gap without CPU time never counts as model work, not even before gaps are watched."""
     d = Driver(kind)

@@ -64,6 +64,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "inject": ("traceml.capture.install", "sitecustomize"),
     "capture": (
         *NOUNS,
+        "traceml.settings",
         "traceml.capture",
         "traceml.recording.writer",
         "traceml.recording.format",

@@ -347,6 +347,7 @@ class Session:
         """Time on this accelerator too: its rows go to a recording of their own."""
         self.device = device
         self.switch.flags |= c.FLAG_DEVICE_MEMORY
+        self.switch.allocated, self.switch.reserved = device.memory()
         self.look_closer()
         publish = RecordingWriter(path, c.DEVICE_COLUMNS, header).append
         self.device_clock = DeviceClock(device, publish)

@@ -1,0 +1,258 @@
+"""How often `traceml compare` cries wolf, and how often it sees a true slowdown.
+
+    python bench/compare_calibration.py                     synthetic series only
+    python bench/compare_calibration.py --real 12           and that many real pairs, made with `traceml run`
+    python bench/compare_calibration.py --write             put the tables into docs/compare.md
+
+Every pair goes through the product's own judgement (analyze/compare_verdict.py), on block means made the way the
+summary makes them. A false alarm is IMPROVEMENT or REGRESSION between two series (or runs) of the same thing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traceml.analyze.compare_verdict import judge_step_time
+from traceml.collect import summary_file
+from traceml.schema.comparison import BETTER, SAME, UNCLEAR, WORSE
+from traceml.schema.summary import Finding, MetricStat, Primary, Run, Section, Summary
+
+Floats = NDArray[np.float64]
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "compare.md"
+BLOCKS = 40
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What makes identical steps differ. Shares of step time; lengths in steps or as a share of the run."""
+
+    name: str
+    white: float = 0.03
+    slow_sd: float = 0.0
+    slow_steps: float = 0.0
+    slow_of_run: float = 0.0
+    bursts: float = 0.0
+    drift: float = 0.0
+    run_sd: float = 0.005
+
+
+NOISES = (
+    Noise("quiet: 2 % a step", white=0.02),
+    Noise("jittery: 10 % a step", white=0.10),
+    Noise("autocorrelated over 5 steps, 5 %", slow_sd=0.05, slow_steps=5),
+    Noise("autocorrelated over 30 steps, 5 %", slow_sd=0.05, slow_steps=30),
+    Noise("wandering over a tenth of the run, 3 %", slow_sd=0.03, slow_of_run=0.1),
+    Noise("wandering over a third of the run, 3 %", slow_sd=0.03, slow_of_run=0.33),
+    Noise("bursts: 1.3 to 3 times slower, 3 a run", bursts=3),
+    Noise("drift of up to 6 % in a run", drift=0.06),
+    Noise("steady, but identical runs differ by 0.8 %", run_sd=0.008),
+    Noise("all of it at once", 0.05, 0.03, 20, 0.0, 3, 0.03, 0.007),
+)
+
+
+BEYOND = (Noise("steady, but identical runs differ by 2 %", run_sd=0.02),)
+"""More than the allowance for a single run: why several runs a side exist."""
+
+
+def series(noise: Noise, pairs: int, steps: int, random: np.random.Generator) -> Floats:
+    """Step times of `pairs` independent runs, around 10 ms."""
+    log = random.normal(0, noise.white, (pairs, steps)) + random.normal(0, noise.run_sd, (pairs, 1))
+    length = noise.slow_steps or noise.slow_of_run * steps
+    if length:
+        keep = np.exp(-1 / length)
+        state = random.normal(0, noise.slow_sd, pairs)
+        push = random.normal(0, noise.slow_sd * np.sqrt(1 - keep**2), (steps, pairs))
+        for i in range(steps):
+            log[:, i] += state
+            state = keep * state + push[i]
+    log += noise.drift * random.uniform(-1, 1, (pairs, 1)) * np.linspace(-0.5, 0.5, steps)
+    times = 10 * np.exp(log)
+    for run in times:
+        for _ in range(random.poisson(noise.bursts)):
+            at, width = int(random.integers(steps)), int(random.integers(3, max(steps // 20, 4)))
+            run[at : at + width] *= random.uniform(1.3, 3.0)
+    return np.asarray(times)
+
+
+def as_summary(times: Floats) -> Summary:
+    """A run with these step times and nothing else."""
+    cuts = np.linspace(0, len(times), min(BLOCKS, max(1, len(times) // 5)) + 1).astype(int)
+    means = [float(times[a:b].mean()) for a, b in zip(cuts, cuts[1:], strict=False)]
+    nothing = Finding("NO_DATA", "NO DATA", "info", "", "")
+    empty = Section(nothing, [nothing])
+    steps = Section(
+        nothing,
+        [nothing],
+        window={"num_steps": len(times), "clock": "host"},
+        metrics={"step_ms": MetricStat(average=float(times.mean()))},
+    )
+    blocks = {"metrics": {"step_ms": means}}
+    return Summary(Run(), Primary(), steps, empty, empty, empty, blocks=blocks)
+
+
+@dataclass
+class Tally:
+    """How often each answer came."""
+
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys((WORSE, BETTER, SAME, UNCLEAR), 0))
+
+    def share(self, *answers: str) -> str:
+        """In per cent of all."""
+        return f"{100 * sum(self.counts[a] for a in answers) / max(sum(self.counts.values()), 1):.1f} %"
+
+
+def judged(noise: Noise, pairs: int, steps: int, slowdown: float, a_side: int, seed: int) -> Tally:
+    """Compare `pairs` pairs, B being slower by `slowdown`."""
+    random = np.random.default_rng(seed)
+    tally = Tally()
+    a = series(noise, pairs * a_side, steps, random).reshape(pairs, a_side, steps)
+    b = series(noise, pairs * a_side, steps, random).reshape(pairs, a_side, steps) * (1 + slowdown)
+    for one, other in zip(a, b, strict=True):
+        found = judge_step_time([as_summary(r) for r in one], [as_summary(r) for r in other])
+        tally.counts[found.change] += 1
+    return tally
+
+
+def synthetic(
+    pairs: int, lengths: Sequence[int], a_side: int, noises: Sequence[Noise] = NOISES
+) -> list[str]:
+    """The table of the synthetic pairs."""
+    rows = [
+        "| noise | steps | A/A: false alarm | A/A: NO CHANGE | +5 %: REGRESSION | +5 %: NO CHANGE | "
+        "+10 %: REGRESSION |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    alarms = total = 0
+    for noise in noises:
+        for steps in lengths:
+            same = judged(noise, pairs, steps, 0.0, a_side, seed=1)
+            five = judged(noise, pairs, steps, 0.05, a_side, seed=2)
+            ten = judged(noise, pairs // 2, steps, 0.10, a_side, seed=3)
+            alarms += same.counts[WORSE] + same.counts[BETTER]
+            total += pairs
+            rows.append(
+                f"| {noise.name} | {steps:,} | {same.share(WORSE, BETTER)} | {same.share(SAME)} | "
+                f"{five.share(WORSE)} | {five.share(SAME)} | {ten.share(WORSE)} |"
+            )
+            print(rows[-1], flush=True)
+    rows += ["", f"All A/A pairs together: {alarms} false alarms in {total:,} ({100 * alarms / total:.2f} %)."]
+    print(rows[-1], flush=True)
+    return rows
+
+
+# ---- real runs ------------------------------------------------------------------------------------
+
+TRAINING = """
+import sys, torch
+steps, repeat = int(sys.argv[1]), float(sys.argv[2])
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 512),
+                            torch.nn.ReLU(), torch.nn.Linear(512, 10))
+optimizer, loss = torch.optim.AdamW(model.parameters()), torch.nn.CrossEntropyLoss()
+samples = int(64 * repeat)
+x, y = torch.randn(samples, 256), torch.arange(samples) % 10
+for _ in range(steps):
+    optimizer.zero_grad()
+    loss(model(x), y).backward()
+    optimizer.step()
+"""
+
+
+def real(pairs: int, steps: int, repeat: float) -> list[str]:
+    """Alternating real runs of one tiny training: A/A pairs, and pairs where B does more work."""
+    rows = [
+        "| pairs of real runs | pairs | REGRESSION or IMPROVEMENT | NO CHANGE | INCONCLUSIVE |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "train.py"
+        script.write_text(TRAINING)
+        same = [_run(script, f"a{i}", steps, 1.0) for i in range(2 * pairs)]
+        slower = [_run(script, f"b{i}", steps, repeat) for i in range(2 * max(pairs // 3, 1))]
+    single = Tally()
+    for one, other in zip(same[::2], same[1::2], strict=True):
+        single.counts[judge_step_time([one], [other]).change] += 1
+    rows.append(_real_row("A/A, one run a side", single))
+    several = Tally()
+    for at in range(0, len(same) - 5, 6):
+        six = same[at : at + 6]
+        several.counts[judge_step_time(six[::2], six[1::2]).change] += 1
+    rows.append(_real_row("A/A, three alternating runs a side", several))
+    changed = Tally()
+    for one, other in zip(same, slower, strict=False):
+        changed.counts[judge_step_time([one], [other]).change] += 1
+    rows.append(_real_row(f"B has {repeat:g} times the batch", changed))
+    return rows
+
+
+def _real_row(name: str, tally: Tally) -> str:
+    alarms = tally.counts[WORSE] + tally.counts[BETTER]
+    row = (
+        f"| {name} | {sum(tally.counts.values())} | {alarms} | {tally.counts[SAME]} | "
+        f"{tally.counts[UNCLEAR]} |"
+    )
+    print(row, flush=True)
+    return row
+
+
+def _run(script: Path, name: str, steps: int, repeat: float) -> Summary:
+    words = [sys.executable, "-m", "traceml", "run", script.name, "--run-name", name, "--quiet"]
+    subprocess.run(
+        [*words, "--args", str(steps), str(repeat)], cwd=script.parent, env=dict(os.environ), check=True
+    )
+    summary = summary_file.read(script.parent / "logs" / name / "final_summary.json").summary
+    # Same script, same question: "is a step of this run slower", whatever its batch.
+    rates = ("samples_per_s", "tokens_per_s")
+    for key in rates:
+        summary.step_time.metrics.pop(key, None)
+    return summary
+
+
+def write(name: str, rows: list[str]) -> None:
+    """Replace the part of the docs between this table's marks."""
+    text = DOCS.read_text()
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+    DOCS.write_text(pattern.sub(lambda _: "\n".join([begin, *rows, end]), text))
+
+
+def main() -> None:
+    """Measure, print, and write if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=400, help="synthetic pairs a row")
+    parser.add_argument("--steps", type=int, nargs="+", default=[200, 1000])
+    parser.add_argument("--real", type=int, default=0, metavar="PAIRS", help="real A/A pairs")
+    parser.add_argument("--real-steps", type=int, default=1500)
+    parser.add_argument("--only-real", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    tables = {}
+    if not given.only_real:
+        tables["one run a side"] = synthetic(given.pairs, given.steps, 1)
+        some = max(given.pairs // 2, 1)
+        tables["three runs a side"] = synthetic(some, given.steps[:1], 3)
+        tables["beyond the allowance"] = [
+            *synthetic(some, given.steps[:1], 1, BEYOND)[:3],
+            synthetic(some, given.steps[:1], 3, BEYOND)[2].replace("by 2 %", "by 2 %; three runs a side"),
+        ]
+    if given.real:
+        tables["real runs"] = real(given.real, given.real_steps, 2.0)
+    if given.write:
+        for name, rows in tables.items():
+            write(name, rows)
+
+
+if __name__ == "__main__":
+    main()

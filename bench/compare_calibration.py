@@ -1,11 +1,12 @@
 """How often `traceml compare` cries wolf, and how often it sees a true slowdown.
 
     python bench/compare_calibration.py                     synthetic series only
-    python bench/compare_calibration.py --real 12           and that many real pairs, made with `traceml run`
+    python bench/compare_calibration.py --real 12           and so many real pairs (`traceml run`)
     python bench/compare_calibration.py --write             put the tables into docs/compare.md
 
-Every pair goes through the product's own judgement (analyze/compare_verdict.py), on block means made the way the
-summary makes them. A false alarm is IMPROVEMENT or REGRESSION between two series (or runs) of the same thing.
+Every pair goes through the product's own judgement (analyze/compare_verdict.py), on block means
+made the way the summary makes them. A false alarm is IMPROVEMENT or REGRESSION between two series
+(or runs) of the same thing.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ from traceml.schema.summary import Finding, MetricStat, Primary, Run, Section, S
 Floats = NDArray[np.float64]
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "compare.md"
 BLOCKS = 40
+ANSWERS = (WORSE, BETTER, SAME, UNCLEAR)
 
 
 @dataclass(frozen=True)
 class Noise:
-    """What makes identical steps differ. Shares of step time; lengths in steps or as a share of the run."""
+    """What makes identical steps differ, as shares of step time; lengths in steps, or of the run."""
 
     name: str
     white: float = 0.03
@@ -105,11 +107,12 @@ def as_summary(times: Floats) -> Summary:
 class Tally:
     """How often each answer came."""
 
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys((WORSE, BETTER, SAME, UNCLEAR), 0))
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ANSWERS, 0))
 
     def share(self, *answers: str) -> str:
         """In per cent of all."""
-        return f"{100 * sum(self.counts[a] for a in answers) / max(sum(self.counts.values()), 1):.1f} %"
+        total = max(sum(self.counts.values()), 1)
+        return f"{100 * sum(self.counts[a] for a in answers) / total:.1f} %"
 
 
 def judged(noise: Noise, pairs: int, steps: int, slowdown: float, a_side: int, seed: int) -> Tally:
@@ -146,12 +149,13 @@ def synthetic(
                 f"{five.share(WORSE)} | {five.share(SAME)} | {ten.share(WORSE)} |"
             )
             print(rows[-1], flush=True)
-    rows += ["", f"All A/A pairs together: {alarms} false alarms in {total:,} ({100 * alarms / total:.2f} %)."]
+    rate = f"{100 * alarms / total:.2f} %"
+    rows += ["", f"All A/A pairs together: {alarms} false alarms in {total:,} ({rate})."]
     print(rows[-1], flush=True)
     return rows
 
 
-# ---- real runs ------------------------------------------------------------------------------------
+# ---- real runs -----------------------------------------------------------------------------------
 
 TRAINING = """
 import sys, torch
@@ -210,7 +214,10 @@ def _real_row(name: str, tally: Tally) -> str:
 def _run(script: Path, name: str, steps: int, repeat: float) -> Summary:
     words = [sys.executable, "-m", "traceml", "run", script.name, "--run-name", name, "--quiet"]
     subprocess.run(
-        [*words, "--args", str(steps), str(repeat)], cwd=script.parent, env=dict(os.environ), check=True
+        [*words, "--args", str(steps), str(repeat)],
+        cwd=script.parent,
+        env=dict(os.environ),
+        check=True,
     )
     summary = summary_file.read(script.parent / "logs" / name / "final_summary.json").summary
     # Same script, same question: "is a step of this run slower", whatever its batch.
@@ -230,7 +237,8 @@ def write(name: str, rows: list[str]) -> None:
 
 def main() -> None:
     """Measure, print, and write if asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    style = argparse.RawTextHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
     parser.add_argument("--pairs", type=int, default=400, help="synthetic pairs a row")
     parser.add_argument("--steps", type=int, nargs="+", default=[200, 1000])
     parser.add_argument("--real", type=int, default=0, metavar="PAIRS", help="real A/A pairs")
@@ -245,7 +253,9 @@ def main() -> None:
         tables["three runs a side"] = synthetic(some, given.steps[:1], 3)
         tables["beyond the allowance"] = [
             *synthetic(some, given.steps[:1], 1, BEYOND)[:3],
-            synthetic(some, given.steps[:1], 3, BEYOND)[2].replace("by 2 %", "by 2 %; three runs a side"),
+            synthetic(some, given.steps[:1], 3, BEYOND)[2].replace(
+                "2 % |", "2 %; three runs a side |"
+            ),
         ]
     if given.real:
         tables["real runs"] = real(given.real, given.real_steps, 2.0)

@@ -143,9 +143,10 @@ def _who(cause: Cause) -> str:
 def _moved_sentence(mover: Mover) -> str:
     ranks = ", ".join(f"r{r}" for r in mover.ranks)
     who = f"Node {mover.node} ({ranks})" if mover.node is not None else ranks
+    others = fmt_change.ms(mover.others_delta_ms)
     return (
         f"{who} moved by itself: {mover.label} {fmt.ms(mover.a_ms)} -> {fmt.ms(mover.b_ms)} "
-        f"({fmt_change.ms(mover.delta_ms)}; the other ranks {fmt_change.ms(mover.others_delta_ms)})."
+        f"({fmt_change.ms(mover.delta_ms)}; the other ranks {others})."
     )
 
 

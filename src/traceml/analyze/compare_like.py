@@ -178,8 +178,8 @@ def _about(who: str, run: Summary) -> list[str]:
     if share:
         cores = run.environment["cpu_count"] * max(run.run.nodes, 1)
         found.append(
-            f"{who} shared a full machine: other processes used {share * cores:.1f} of {cores} cores "
-            f"({fmt.share(share)}). The interval allows for it."
+            f"{who} shared a full machine: other processes used {share * cores:.1f} of {cores} "
+            f"cores ({fmt.share(share)}). The interval allows for it."
         )
     return found
 

@@ -120,7 +120,9 @@ def _wobble(blocks: Floats, random: np.random.Generator) -> Floats:
 
 
 def _stretch(blocks: Floats) -> int:
-    """How many consecutive blocks are drawn together: about twice their autocorrelation time."""
+    """How many consecutive blocks are drawn together: three times their autocorrelation
+    time, which so few blocks always show too short.
+    """
     count = len(blocks)
     ranks = np.argsort(np.argsort(blocks)).astype(float)
     ranks -= ranks.mean()
@@ -132,7 +134,7 @@ def _stretch(blocks: Floats) -> int:
             break
         time += 2 * correlation
     shortest = math.ceil(count ** (1 / 3))
-    return int(max(shortest, math.ceil(2 * time)))
+    return int(max(shortest, math.ceil(3 * time)))
 
 
 def _between(a: Floats, b: Floats) -> float:

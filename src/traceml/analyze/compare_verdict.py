@@ -8,9 +8,9 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from traceml.analyze.compare_like import STEP, basis, contention, memory_kind
+from traceml.analyze.compare_like import basis, contention, memory_kind
 from traceml.analyze.compare_metrics import mean
-from traceml.analyze.compare_stats import CONFIDENCE, LEAST_BLOCKS, Spread, spread
+from traceml.analyze.compare_stats import CONFIDENCE, ENOUGH_FREE, LEAST_BLOCKS, Spread, spread
 from traceml.schema import fmt
 from traceml.schema.comparison import (
     BETTER,
@@ -87,6 +87,8 @@ def _widened(found: Spread, a: Sequence[Summary], b: Sequence[Summary]) -> tuple
     """
     slow_a = mean([contention(run) for run in a]) or 0.0
     slow_b = mean([contention(run) for run in b]) or 0.0
+    if len(a) + len(b) - 2 >= ENOUGH_FREE:  # what both sides had shows in how their runs differ
+        slow_a, slow_b = max(slow_a - slow_b, 0.0), max(slow_b - slow_a, 0.0)
     return (1 + found.low_share) * (1 - slow_b) - 1, (1 + found.high_share) / (1 - slow_a) - 1
 
 
@@ -192,13 +194,13 @@ def settle(a: Sequence[Summary], b: Sequence[Summary], interval: Interval) -> st
     """What would make an inconclusive comparison conclusive."""
     for side, runs in (("A", a), ("B", b)):
         if any(not _average(run) for run in runs):
-            return f"{side} has no step times. Run it again with `traceml run` until some steps complete."
+            return f"{side} has no step times. Run it again until some steps complete."
     if interval.low_share is None or interval.high_share is None:
         return _settle_blind(a, b)
     if interval.contention_share:
         return (
-            "Repeat both on a machine that does nothing else, or alternate A and B three times and give "
-            "all runs: `traceml compare --a a1 a2 a3 --b b1 b2 b3`."
+            "Repeat both on a machine that does nothing else, or alternate A and B three times and "
+            "give all runs: `traceml compare --a a1 a2 a3 --b b1 b2 b3`."
         )
     width = (interval.high_share - interval.low_share) / 2
     wanted = max(RESOLUTION, abs(interval.delta_share or 0.0)) * 0.8
@@ -217,11 +219,7 @@ def _settle_blind(a: Sequence[Summary], b: Sequence[Summary]) -> str:
             return f"{side} has {fewest} steps to compare. Run both for 100 steps or more."
     without = [s for s, runs in (("A", a), ("B", b)) if not all(map(_blocks, runs))]
     return (
-        f"No block means in {' and '.join(without) or 'the files'}, so there is no interval, and averages "
-        f"are believed only from {fmt.share(BLIND_FLOOR)} on. Record both again with this version."
+        f"No block means in {' and '.join(without) or 'the files'}, so there is no interval, and "
+        f"averages are believed only from {fmt.share(BLIND_FLOOR)} on. Record both again with this "
+        "version."
     )
-
-
-def is_per_step(interval: Interval) -> bool:
-    """Whether plain step times were judged."""
-    return interval.basis == STEP

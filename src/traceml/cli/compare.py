@@ -26,8 +26,8 @@ LONGEST_NAME: Final = 80
 FORMATS: Final = ("text", "json", "markdown")
 FAIL_ON: Final = {"regression": REGRESSION, "mixed": MIXED, "inconclusive": INCONCLUSIVE}
 EXIT_CODES: Final = (
-    "exit code: 0 done (and no gate fired), 1 a gate fired (--fail-on, --max-step-time-regression), "
-    "2 unusable input"
+    "exit code: 0 done (and no gate fired), 1 a gate fired (--fail-on, "
+    "--max-step-time-regression), 2 unusable input"
 )
 
 
@@ -75,7 +75,7 @@ def parser() -> Parser:
         action="append",
         default=[],
         metavar="VERDICT",
-        help="exit with 1 on this verdict: regression, mixed, inconclusive (repeat, or separate by comma)",
+        help="exit with 1 on this verdict: regression, mixed, inconclusive (comma between several)",
     )
     made.add_argument(
         "--max-step-time-regression",
@@ -203,9 +203,8 @@ def judge(found: Comparison, gate: Gate) -> int:
         raise CommandError("the gate has nothing to judge: no step times on both sides")
     most, floor = gate.most_slowdown_share, interval.noise_floor_share
     if most is not None and floor is not None and most < floor:
-        say(
-            f"a limit of {100 * most:g} % is below the noise floor of {100 * floor:.1f} %; see docs/compare.md"
-        )
+        low = f"{100 * most:g} % is below the noise floor of {100 * floor:.1f} %"
+        say(f"the limit of {low}: give several runs a side")
     slower = interval.change == WORSE and most is not None and interval.delta_share > most
     if found.verdict in gate.verdicts or slower:
         say(f"gate: {found.verdict}, step time {100 * interval.delta_share:+.1f} %")

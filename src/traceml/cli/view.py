@@ -1,4 +1,6 @@
-"""`traceml view`: print a summary again; for a run folder without one, rebuild it from the recording."""
+"""`traceml view`: print a summary again; for a run folder without one, rebuild it from the
+recording.
+"""
 
 from __future__ import annotations
 

@@ -36,8 +36,11 @@ def list_runs(logs: Path) -> list[ListedRun]:
     except OSError as problem:
         reason = problem.strerror or "unreadable"
         raise CommandError(f"{clean(str(logs))}: cannot be read ({reason})") from None
-    marked = (MANIFEST, SUMMARY_JSON)
-    return [_listed(folder) for folder in folders if any((folder / name).exists() for name in marked)]
+    return [_listed(folder) for folder in folders if _is_run(folder)]
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (MANIFEST, SUMMARY_JSON))
 
 
 def _listed(folder: Path) -> ListedRun:

@@ -42,8 +42,9 @@ def locate(given: str, logs: Path) -> Path:
         if path.is_dir():
             folder, path = path, path / SUMMARY_JSON
             if not path.exists() and (folder / RECORDING).is_dir():
+                where = shown(folder)
                 raise CommandError(
-                    f"{shown(folder)}: has no {SUMMARY_JSON} yet; `traceml view {shown(folder)}` makes it"
+                    f"{where}: no {SUMMARY_JSON} yet; `traceml view {where}` makes it"
                 )
             if not path.exists():
                 raise CommandError(

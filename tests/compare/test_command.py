@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.compare.making import DATA, RELEASED, summary
 
+from tests.compare.making import DATA, RELEASED, summary
 from traceml.cli.main import main
 from traceml.schema.comparison import SCHEMA
 from traceml.schema.summary import Summary
@@ -155,7 +155,9 @@ def test_markdown_cannot_be_broken_by_names(work: Path, capsys: pytest.CaptureFi
 def test_released_files_compare_across_versions(
     work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Their slow and fast run: IMPROVEMENT by input; their file against ours goes as far as both go."""
+    """Their slow and fast run: IMPROVEMENT by input; their file against ours goes as far as both
+    go.
+    """
     assert (
         main(["compare", str(RELEASED / "v0.4.2_slow.json"), str(RELEASED / "v0.4.2_fast.json")])
         == 0
@@ -169,7 +171,7 @@ def test_released_files_compare_across_versions(
 
 
 def test_the_released_straggler_is_named(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A rank that got slow is named from the released package's files too, though its victims' backward grew."""
+    """A rank that got slow is named from the released package's files too, though waiting grew."""
     pair = [str(RELEASED / f"v0.5.0_ddp2_{n}.json") for n in ("healthy", "compute_straggler")]
     assert main(["compare", *pair]) == 0
     assert "r1 moved by itself: Forward 12.8 ms -> 34.8 ms" in " ".join(
@@ -209,7 +211,7 @@ def gate(work: Path, step_ms: float, *flags: str, **more: object) -> int:
     ],
 )
 def test_the_gate(work: Path, step_ms: float, flags: tuple[str, ...], code: int) -> None:
-    """1 on a real regression beyond what is allowed, else 0; noise below the floor never fails a build."""
+    """1 on a real regression beyond what is allowed, else 0; noise never fails a build."""
     assert gate(work, step_ms, *flags) == code
 
 

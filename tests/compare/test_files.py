@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.compare.making import DATA, RELEASED
 
+from tests.compare.making import DATA, RELEASED
 from traceml.cli.main import main
 from traceml.collect import summary_file
 from traceml.errors import CommandError
@@ -93,7 +93,7 @@ def test_released_metrics_have_our_names() -> None:
 
 
 def test_old_names_and_a_step_without_its_input(tmp_path: Path) -> None:
-    """`dataloader_ms` is input; a step time that leaves it out gets it back, told by what adds up."""
+    """`dataloader_ms` is input; a step that leaves it out gets it back, told by what adds up."""
     data = loaded(RELEASED / "v0.4.2_slow.json")
     for group in ("average", "median", "worst"):
         part = data["step_time"]["global"][group]
@@ -170,9 +170,23 @@ def bad_files(folder: Path) -> dict[str, Path]:
     }
 
 
-KINDS = (
-    "empty blank truncated text prose list other comparison manifest nan infinity deep database binary missing"
-).split()
+KINDS = [
+    "empty",
+    "blank",
+    "truncated",
+    "text",
+    "prose",
+    "list",
+    "other",
+    "comparison",
+    "manifest",
+    "nan",
+    "infinity",
+    "deep",
+    "database",
+    "binary",
+    "missing",
+]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Mutated real summaries: whatever is changed at whatever depth, compare answers or says one line."""
+"""Mutated real summaries: changed at any depth, compare answers or says one line."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.compare.making import DATA, RELEASED
 
+from tests.compare.making import DATA, RELEASED
 from traceml.cli.main import main
 from traceml.schema.comparison import VERDICTS
 
@@ -54,7 +54,9 @@ PLACES = {name: places(data) for name, data in SAMPLES.items()}
 
 @st.composite
 def mutated(draw: st.DrawFn) -> bytes:
-    """A real summary with a few places changed or removed, and perhaps cut off or damaged as bytes."""
+    """A real summary with a few places changed or removed, and perhaps cut off or damaged as
+    bytes.
+    """
     name = draw(st.sampled_from(sorted(SAMPLES)))
     data = copy.deepcopy(SAMPLES[name])
     for _ in range(draw(st.integers(1, 4))):
@@ -87,7 +89,9 @@ def test_compare_answers_or_says_one_line(
     tmp_path_factory: pytest.TempPathFactory,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Exit 0 with a verdict of the set and both files, or exit 2 with one line and no file; never a traceback."""
+    """Exit 0 with a verdict of the set and both files, or exit 2 with one line and no file; never
+    a traceback.
+    """
     folder = tmp_path_factory.mktemp("fuzz")
     path, base = folder / "changed.json", folder / "out" / "answer"
     path.write_bytes(content)

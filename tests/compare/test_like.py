@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from tests.compare.making import compared, summary
 
+from tests.compare.making import compared, summary
 from traceml.schema.comparison import IMPROVEMENT, NO_CHANGE, REGRESSION
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.compare.making import compared, stat, summary
 
 
@@ -37,7 +38,7 @@ def test_delta_is_b_minus_a() -> None:
 
 
 def test_not_measured_is_not_zero() -> None:
-    """A metric that only one side has is shown without a delta; one that neither has is left out."""
+    """A metric of one side only is shown without a delta; one that neither has is left out."""
     a, b = summary(), summary(seed=1)
     b.system.metrics["gpu_util_percent"] = stat(50.0)
     found = compared(a, b).metrics
@@ -58,7 +59,9 @@ def test_phases_that_work_against_the_change_are_named() -> None:
 
 
 def test_compute_that_grows_as_a_whole_is_one_cause() -> None:
-    """Forward, backward and optimizer growing together are called compute; one alone keeps its name."""
+    """Forward, backward and optimizer growing together are called compute; one alone keeps its
+    name.
+    """
     a = {"forward_ms": 30.0, "backward_ms": 60.0, "optimizer_ms": 10.0}
     both = compared(summary(100, a), summary(130, {k: 1.3 * v for k, v in a.items()}, seed=1))
     assert [c.phase for c in both.explained_by] == ["compute"]

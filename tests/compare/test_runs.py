@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.compare.making import DATA, RELEASED
 
+from tests.compare.making import DATA, RELEASED
 from traceml.cli.main import main
 
 
@@ -44,7 +44,7 @@ def listed(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, ob
 def test_every_run_is_listed_and_nothing_else(
     logs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A broken summary and a killed run are listed with their problem; other folders are not runs."""
+    """A broken or killed run is listed with its problem; other folders are not runs."""
     found = {r["name"]: r for r in listed(capsys)}
     assert set(found) == {"slow", "fast", "old", "broken", "killed"}
     assert found["slow"]["verdict"] == "INPUT-BOUND"
@@ -71,12 +71,15 @@ def test_sorting(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert names[:3] == ["fast", "slow", "old"]
     names = [r["name"] for r in listed(capsys, "--sort", "step-time", "--reverse")]
     assert names[:3] == ["old", "slow", "fast"]
-    assert [r["name"] for r in listed(capsys, "--sort", "name")][0] == "broken"
+    assert listed(capsys, "--sort", "name")[0]["name"] == "broken"
 
 
 def test_no_runs_and_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An empty folder says so; a missing one is one line and exit 2."""
     assert main(["runs", str(tmp_path)]) == 0
     assert "No runs" in capsys.readouterr().out
+    for words in ([str(tmp_path / "nowhere")], ["--sort", "colour"]):
+        assert main(["runs", *words]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
     assert main(["runs", str(tmp_path / "nowhere")]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.compare.making import blocks
 
+from tests.compare.making import blocks
 from traceml.analyze.compare_stats import LEAST_BLOCKS, spread, typical
 
 
@@ -82,7 +82,9 @@ def test_extreme_values_stay_finite() -> None:
 
 
 def test_false_alarms_are_rare_and_five_per_cent_is_caught() -> None:
-    """A small copy of the calibration: 60 quiet A/A pairs without an alarm, 30 slowdowns of 5 % all but 2 seen."""
+    """A small copy of the calibration: 60 quiet A/A pairs without an alarm, 30 slowdowns of 5 %
+    all but 2 seen.
+    """
     from traceml.analyze.compare_verdict import NOISE_FLOOR, decide
 
     def change(slowdown: float, seed: int) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from tests.compare.making import blocks, compared, summary
 
+from tests.compare.making import blocks, compared, summary
 from traceml.analyze.compare_verdict import NOISE_FLOOR, RESOLUTION, decide, verdict
 from traceml.schema.comparison import (
     BETTER,
@@ -65,12 +65,16 @@ def test_step_time_and_memory_make_one_word(step: str, memory: str, expected: st
     ],
 )
 def test_the_rule(delta: float, half: float, expected: str) -> None:
-    """A change needs a sure sign and the noise floor; NO CHANGE needs an interval that would show one."""
+    """A change needs a sure sign and the noise floor; NO CHANGE needs an interval that would show
+    one.
+    """
     assert decide(delta, delta - half, delta + half, NOISE_FLOOR) == expected
 
 
 def test_a_clear_slowdown_is_a_regression_with_its_cause() -> None:
-    """A slower step is a REGRESSION, and the phase that grew is named with its share of the change."""
+    """A slower step is a REGRESSION, and the phase that grew is named with its share of the
+    change.
+    """
     a = summary(100, {"input_ms": 10, "forward_ms": 90})
     b = summary(120, {"input_ms": 30, "forward_ms": 90}, seed=1, primary=("INPUT_BOUND", "warn"))
     found = compared(a, b)
@@ -82,7 +86,9 @@ def test_a_clear_slowdown_is_a_regression_with_its_cause() -> None:
 
 
 def test_the_demo_reads_as_in_the_guide() -> None:
-    """Slow input mended: IMPROVEMENT, from INPUT-BOUND to COMPUTE-BOUND, and input explains 101 or so %."""
+    """Slow input mended: IMPROVEMENT, from INPUT-BOUND to COMPUTE-BOUND, and input explains 101 or
+    so %.
+    """
     slow = {"input_ms": 531.6, "forward_ms": 31.0, "wait_ms": 0.5}
     fast = {"input_ms": 2.3, "forward_ms": 38.9, "wait_ms": 1.1}
     found = compared(
@@ -103,7 +109,9 @@ def test_two_runs_of_the_same_thing_do_not_differ() -> None:
 
 
 def test_noise_is_inconclusive_and_says_what_would_settle_it() -> None:
-    """A change that hides in the noise is INCONCLUSIVE, with the way out: more steps or several runs."""
+    """A change that hides in the noise is INCONCLUSIVE, with the way out: more steps or several
+    runs.
+    """
     a = summary(100, means=blocks(100, 0.25, seed=1))
     b = summary(104, means=blocks(104, 0.25, seed=2))
     found = compared(a, b)
@@ -153,7 +161,9 @@ def test_no_step_times_are_unclear_never_equal() -> None:
 
 
 def test_without_blocks_only_a_large_change_is_believed() -> None:
-    """Averages alone have no interval: 10 % is INCONCLUSIVE, a halving is an IMPROVEMENT with a warning."""
+    """Averages alone have no interval: 10 % is INCONCLUSIVE, a halving is an IMPROVEMENT with a
+    warning.
+    """
     assert compared(summary(100, means=[]), summary(110, means=[])).verdict == INCONCLUSIVE
     found = compared(summary(100, means=[]), summary(50, means=[]))
     assert found.verdict == IMPROVEMENT

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 import msgspec
 
 from traceml.analyze.compare import compare
+from traceml.cli.parsing import Parser
 from traceml.collect import summary_file
 from traceml.collect.fields import clean
 from traceml.collect.rundir import write_atomic
@@ -29,14 +30,6 @@ EXIT_CODES: Final = (
     "exit code: 0 done (and no gate fired), 1 a gate fired (--fail-on, "
     "--max-step-time-regression), 2 unusable input"
 )
-
-
-class Parser(argparse.ArgumentParser):
-    """Errors are one line, as everywhere else."""
-
-    def error(self, message: str) -> NoReturn:
-        """What argparse would print with the whole usage."""
-        raise CommandError(f"{message}; see `{self.prog} --help`")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +49,7 @@ def parser() -> Parser:
     """The flags."""
     made = Parser(
         prog="traceml compare",
+        usage="traceml compare A B [flags]\n       traceml compare --a RUN ... --b RUN ... [flags]",
         description="Compare two runs: A is the first, B the second, delta = B - A.",
         epilog=EXIT_CODES,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from traceml.cli.parsing import Parser
 from traceml.collect.run_list import ListedRun, list_runs
 from traceml.present.runs_text import render
 
@@ -23,9 +23,13 @@ SORTS: Final[dict[str, Callable[[ListedRun], Any]]] = {
 }
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The flags."""
-    made = argparse.ArgumentParser(prog="traceml runs", description="List the runs of a folder.")
+    made = Parser(
+        prog="traceml runs",
+        usage="traceml runs [logs] [--sort COLUMN] [--reverse] [--json]",
+        description="List the runs of a folder.",
+    )
     made.add_argument("logs", nargs="?", default="logs", help="folder of the runs (default: logs)")
     made.add_argument("--sort", choices=tuple(SORTS), default="date", help="order (default: date)")
     made.add_argument("--reverse", action="store_true", help="largest, last or newest first")

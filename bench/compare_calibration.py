@@ -1,7 +1,7 @@
 """How often `traceml compare` cries wolf, and how often it sees a true slowdown.
 
     python bench/compare_calibration.py                     synthetic series only
-    python bench/compare_calibration.py --real 12           and so many real pairs (`traceml run`)
+    python bench/compare_calibration.py --real 10           and so many real runs a kind
     python bench/compare_calibration.py --write             put the tables into docs/compare.md
 
 Every pair goes through the product's own judgement (analyze/compare_verdict.py), on block means
@@ -12,6 +12,7 @@ made the way the summary makes them. A false alarm is IMPROVEMENT or REGRESSION 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import re
 import subprocess
@@ -158,71 +159,84 @@ def synthetic(
 # ---- real runs -----------------------------------------------------------------------------------
 
 TRAINING = """
-import sys, torch
-steps, repeat = int(sys.argv[1]), float(sys.argv[2])
+import sys, time, torch
+steps, width, samples = (int(word) for word in sys.argv[1:4])
+wait_ms = float(sys.argv[4])
 torch.set_num_threads(1)
 torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 512),
-                            torch.nn.ReLU(), torch.nn.Linear(512, 10))
-optimizer, loss = torch.optim.AdamW(model.parameters()), torch.nn.CrossEntropyLoss()
-samples = int(64 * repeat)
+inner, outer = torch.nn.Linear(256, width), torch.nn.Linear(width, 10)
+model = torch.nn.Sequential(inner, torch.nn.ReLU(), outer)
+optimizer, loss = torch.optim.SGD(model.parameters(), 0.01), torch.nn.CrossEntropyLoss()
 x, y = torch.randn(samples, 256), torch.arange(samples) % 10
 for _ in range(steps):
+    time.sleep(wait_ms / 1000)
     optimizer.zero_grad()
     loss(model(x), y).backward()
     optimizer.step()
 """
 
 
-def real(pairs: int, steps: int, repeat: float) -> list[str]:
-    """Alternating real runs of one tiny training: A/A pairs, and pairs where B does more work."""
+@dataclass(frozen=True)
+class Training:
+    """A tiny training: how many steps, how wide, how many samples, how long it sleeps in a step."""
+
+    name: str
+    steps: int
+    width: int
+    samples: int
+    wait_ms: float
+
+
+STEADY = Training("steady: sleeps 20 ms a step", 250, 64, 32, 20.0)
+STEADY_SLOWER = Training("steady, B sleeps 5.5 % longer", 250, 64, 32, 21.1)
+ON_CPU = Training("CPU only, about 3 ms a step", 900, 1024, 128, 0.0)
+ON_CPU_TWICE = Training("CPU only, B with three times the batch", 450, 1024, 384, 0.0)
+
+
+def real(runs: int, keep: Path | None) -> list[str]:
+    """Real runs, made one after the other, each against each later one."""
     rows = [
-        "| pairs of real runs | pairs | REGRESSION or IMPROVEMENT | NO CHANGE | INCONCLUSIVE |",
-        "|---|---:|---:|---:|---:|",
+        "| real runs | pairs | REGRESSION | IMPROVEMENT | NO CHANGE | INCONCLUSIVE |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "train.py"
-        script.write_text(TRAINING)
-        same = [_run(script, f"a{i}", steps, 1.0) for i in range(2 * pairs)]
-        slower = [_run(script, f"b{i}", steps, repeat) for i in range(2 * max(pairs // 3, 1))]
-    single = Tally()
-    for one, other in zip(same[::2], same[1::2], strict=True):
-        single.counts[judge_step_time([one], [other]).change] += 1
-    rows.append(_real_row("A/A, one run a side", single))
-    several = Tally()
-    for at in range(0, len(same) - 5, 6):
-        six = same[at : at + 6]
-        several.counts[judge_step_time(six[::2], six[1::2]).change] += 1
-    rows.append(_real_row("A/A, three alternating runs a side", several))
-    changed = Tally()
-    for one, other in zip(same, slower, strict=False):
-        changed.counts[judge_step_time([one], [other]).change] += 1
-    rows.append(_real_row(f"B has {repeat:g} times the batch", changed))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = keep or Path(temporary)
+        (folder / "train.py").write_text(TRAINING)
+        for plain, changed in ((STEADY, STEADY_SLOWER), (ON_CPU, ON_CPU_TWICE)):
+            same = [_run(folder, plain, f"a{i}") for i in range(runs)]
+            other = [_run(folder, changed, f"b{i}") for i in range(max(runs // 3, 3))]
+            pairs = [([x], [y]) for x, y in itertools.combinations(same, 2)]
+            rows.append(_real_row(f"{plain.name}; A/A", pairs))
+            sixes = [same[at : at + 6] for at in range(runs - 5)]
+            threes = [(six[::2], six[1::2]) for six in sixes]
+            rows.append(_real_row(f"{plain.name}; A/A, three alternating a side", threes))
+            pairs = [([x], [y]) for x, y in itertools.product(same, other)]
+            rows.append(_real_row(changed.name, pairs))
     return rows
 
 
-def _real_row(name: str, tally: Tally) -> str:
-    alarms = tally.counts[WORSE] + tally.counts[BETTER]
+def _real_row(name: str, pairs: list[tuple[list[Summary], list[Summary]]]) -> str:
+    counts = Tally().counts
+    for one, other in pairs:
+        counts[judge_step_time(one, other).change] += 1
     row = (
-        f"| {name} | {sum(tally.counts.values())} | {alarms} | {tally.counts[SAME]} | "
-        f"{tally.counts[UNCLEAR]} |"
+        f"| {name} | {sum(counts.values())} | {counts[WORSE]} | {counts[BETTER]} | "
+        f"{counts[SAME]} | {counts[UNCLEAR]} |"
     )
     print(row, flush=True)
     return row
 
 
-def _run(script: Path, name: str, steps: int, repeat: float) -> Summary:
-    words = [sys.executable, "-m", "traceml", "run", script.name, "--run-name", name, "--quiet"]
-    subprocess.run(
-        [*words, "--args", str(steps), str(repeat)],
-        cwd=script.parent,
-        env=dict(os.environ),
-        check=True,
-    )
-    summary = summary_file.read(script.parent / "logs" / name / "final_summary.json").summary
-    # Same script, same question: "is a step of this run slower", whatever its batch.
-    rates = ("samples_per_s", "tokens_per_s")
-    for key in rates:
+def _run(folder: Path, training: Training, name: str) -> Summary:
+    name = f"{training.width}_{name}"
+    words = [sys.executable, "-m", "traceml", "run", "train.py", "--run-name", name, "--quiet"]
+    size = (training.steps, training.width, training.samples, training.wait_ms)
+    path = folder / "logs" / name / "final_summary.json"
+    if not path.exists():
+        command = [*words, "--args", *map(str, size)]
+        subprocess.run(command, cwd=folder, env=dict(os.environ), check=True)
+    summary = summary_file.read(path).summary
+    for key in ("samples_per_s", "tokens_per_s"):  # the question is the step, whatever its batch
         summary.step_time.metrics.pop(key, None)
     return summary
 
@@ -241,8 +255,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
     parser.add_argument("--pairs", type=int, default=400, help="synthetic pairs a row")
     parser.add_argument("--steps", type=int, nargs="+", default=[200, 1000])
-    parser.add_argument("--real", type=int, default=0, metavar="PAIRS", help="real A/A pairs")
-    parser.add_argument("--real-steps", type=int, default=1500)
+    parser.add_argument(
+        "--real", type=int, default=0, metavar="RUNS", help="real runs of each kind"
+    )
+    parser.add_argument("--keep", type=Path, help="folder of the real runs; those in it are used")
     parser.add_argument("--only-real", action="store_true")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
@@ -258,7 +274,7 @@ def main() -> None:
             ),
         ]
     if given.real:
-        tables["real runs"] = real(given.real, given.real_steps, 2.0)
+        tables["real runs"] = real(given.real, given.keep)
     if given.write:
         for name, rows in tables.items():
             write(name, rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.compare.making import compared, stat, summary
+from tests.compare.making import blocks, compared, stat, summary
 
 
 def ranked(forward: list[float], sync: list[float], seed: int = 0, nodes: list[int] | None = None):  # type: ignore[no-untyped-def]
@@ -67,6 +67,23 @@ def test_compute_that_grows_as_a_whole_is_one_cause() -> None:
     assert [c.phase for c in both.explained_by] == ["compute"]
     alone = compared(summary(100, a), summary(130, {**a, "optimizer_ms": 40.0}, seed=1))
     assert [c.phase for c in alone.explained_by] == ["optimizer"]
+
+
+def test_phases_are_scaled_to_the_same_work() -> None:
+    """With twice the batch the phases of B are counted for A's amount of work."""
+    a = summary(100, {"input_ms": 20, "forward_ms": 80}, batch=32)
+    b = summary(160, {"input_ms": 0, "forward_ms": 160}, batch=64, seed=1)
+    found = compared(a, b)
+    assert [(c.phase, c.delta_ms) for c in found.explained_by] == [("input", -20.0)]
+    assert "for the work of a step of A" in found.why
+
+
+def test_an_average_that_goes_the_other_way_is_said() -> None:
+    """A burst in A makes its average slower than B's slower typical step: no phase is blamed."""
+    found = compared(summary(130, means=blocks(100)), summary(110, seed=1))
+    assert found.verdict == "REGRESSION"
+    assert found.explained_by == []
+    assert any("slow stretches" in w for w in found.warnings)
 
 
 def test_the_rank_that_moved_is_named_not_the_one_that_waits() -> None:

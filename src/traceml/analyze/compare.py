@@ -28,7 +28,7 @@ def compare(
     metrics = numbers.changes(a, b)
     moved = numbers.movers(a, b, metrics)
     alone = moved[0].ranks[0] if len(moved) == 1 and len(moved[0].ranks) == 1 else None
-    causes = numbers.causes(a, b, metrics, alone)
+    causes = numbers.causes(a, b, metrics, alone, like.basis(a, b)[1])
     diagnosis = {"primary": verdicts.shift_of(*_primaries(a, b))}
     for name in SECTIONS:
         diagnosis[name] = verdicts.shift_of(
@@ -37,7 +37,8 @@ def compare(
     interval = verdicts.judge_step_time(a, b)
     memory = verdicts.judge_memory(a, b, metrics, diagnosis["step_memory"])
     verdict = verdicts.verdict(interval.change, memory)
-    explained = causes if interval.change in (c.BETTER, c.WORSE, c.UNCLEAR) else []
+    against = _against_the_average(interval, metrics)
+    explained = [] if against or interval.change == c.SAME else causes
     return Comparison(
         a=Side(_side_name(a_refs), list(a_refs)),
         b=Side(_side_name(b_refs), list(b_refs)),
@@ -53,7 +54,7 @@ def compare(
         explained_by=explained,
         moved=moved if explained else [],
         differences=like.differences(a, b),
-        warnings=like.warnings(a, b) + _blind_warning(interval),
+        warnings=like.warnings(a, b) + _blind_warning(interval) + against,
     )
 
 
@@ -81,6 +82,20 @@ def _blind_warning(interval: Interval) -> list[str]:
     return ["There are no block means on both sides: averages are compared, without an interval."]
 
 
+def _against_the_average(interval: Interval, metrics: dict[str, c.Change]) -> list[str]:
+    """A burst moves a run's average and not its typical step: phases explain neither then."""
+    whole = metrics["step_ms"].delta_share
+    typical = interval.delta_share
+    if interval.basis != "step" or not whole or not typical or whole * typical > 0:
+        return []
+    if max(abs(whole), abs(typical)) < verdicts.NOISE_FLOOR:
+        return []
+    return [
+        f"The average step moved by {fmt_change.share(whole)}, the typical step by "
+        f"{fmt_change.share(typical)}: slow stretches in one of the runs, see its own summary."
+    ]
+
+
 def _why(
     verdict: str,
     interval: Interval,
@@ -93,6 +108,8 @@ def _why(
     parts = [_step_sentence(interval)]
     if interval.change in (c.BETTER, c.WORSE):
         parts += _cause_sentences(causes)
+        if causes and interval.basis != "step":
+            parts.append("(Phases for the work of a step of A.)")
     if interval.change != c.SAME:
         parts += [_moved_sentence(m) for m in moved]
     if memory in (c.BETTER, c.WORSE, c.CHANGED):
@@ -104,7 +121,7 @@ def _step_sentence(interval: Interval) -> str:
     if interval.a_ms is None or interval.b_ms is None or interval.delta_share is None:
         return "There are no step times to compare."
     what = "The typical step" if interval.basis == "step" else f"The time per {interval.basis}"
-    said = {c.WORSE: "is slower", c.BETTER: "is faster", c.SAME: "did not change"}
+    said = {c.WORSE: "is slower", c.BETTER: "is faster", c.SAME: "is the same within the noise"}
     lead = f"{what} {said.get(interval.change, 'cannot be told apart from noise')}: "
     if interval.basis == "step":
         lead += f"{fmt.ms(interval.a_ms)} -> {fmt.ms(interval.b_ms)}, "

@@ -157,7 +157,11 @@ def _user_keys(a: Sequence[Summary], b: Sequence[Summary]) -> list[str]:
 
 
 def causes(
-    a: Sequence[Summary], b: Sequence[Summary], found: dict[str, Change], rank: int | None
+    a: Sequence[Summary],
+    b: Sequence[Summary],
+    found: dict[str, Change],
+    rank: int | None,
+    work: float = 1.0,
 ) -> list[Cause]:
     """Phases by how much of the step's change they account for; of one rank when that rank
     moved by itself.
@@ -169,6 +173,7 @@ def causes(
     else:
         one = {key: c.a for key, c in found.items()}
         other = {key: c.b for key, c in found.items()}
+    other = {key: None if value is None else value / work for key, value in other.items()}
     whole = _delta(one, other, "step_ms")
     if not whole:
         return []

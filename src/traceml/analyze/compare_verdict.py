@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from traceml.analyze.compare_like import basis, contention, memory_kind
+from traceml.analyze.compare_like import basis, contention, crowded_out, memory_kind
 from traceml.analyze.compare_metrics import mean
 from traceml.analyze.compare_stats import CONFIDENCE, ENOUGH_FREE, LEAST_BLOCKS, Spread, spread
 from traceml.schema import fmt
@@ -41,6 +41,7 @@ BLIND_FEWEST_STEPS: Final = 20
 MEMORY_SHARE: Final = {"device": 0.10, "rss": 0.20}
 MEMORY_BYTES: Final = {"device": 128e6, "rss": 256e6}
 """A memory change counts from this share and this size on; resident memory is the noisier one."""
+SEVERAL: Final = "`traceml compare --a a1 a2 a3 --b b1 b2 b3`"
 SEVERITY: Final = {"info": 0, "warn": 1, "crit": 2}
 UNKNOWN_KINDS: Final = frozenset({"NO_DATA", "WARMUP", "INCOMPLETE_DATA", "NO_GPU"})
 
@@ -85,11 +86,10 @@ def _widened(found: Spread, a: Sequence[Summary], b: Sequence[Summary]) -> tuple
     """The interval, with what a crowded machine may have added to either side taken back at its
     ends.
     """
-    slow_a = mean([contention(run) for run in a]) or 0.0
-    slow_b = mean([contention(run) for run in b]) or 0.0
+    alone_a, alone_b = crowded_out(a, b), crowded_out(b, a)
     if len(a) + len(b) - 2 >= ENOUGH_FREE:  # what both sides had shows in how their runs differ
-        slow_a, slow_b = max(slow_a - slow_b, 0.0), max(slow_b - slow_a, 0.0)
-    return (1 + found.low_share) * (1 - slow_b) - 1, (1 + found.high_share) / (1 - slow_a) - 1
+        alone_a, alone_b = min(alone_a / alone_b, 1.0), min(alone_b / alone_a, 1.0)
+    return (1 + found.low_share) * alone_b - 1, (1 + found.high_share) / alone_a - 1
 
 
 def _blocks(run: Summary) -> list[float]:
@@ -197,18 +197,17 @@ def settle(a: Sequence[Summary], b: Sequence[Summary], interval: Interval) -> st
             return f"{side} has no step times. Run it again until some steps complete."
     if interval.low_share is None or interval.high_share is None:
         return _settle_blind(a, b)
+    several = min(len(a), len(b)) >= 3
+    more = "more runs a side" if several else f"three or more alternating runs a side: {SEVERAL}"
     if interval.contention_share:
-        return (
-            "Repeat both on a machine that does nothing else, or alternate A and B three times and "
-            "give all runs: `traceml compare --a a1 a2 a3 --b b1 b2 b3`."
-        )
+        return f"Repeat both on a machine that does nothing else, or give {more}."
     width = (interval.high_share - interval.low_share) / 2
     wanted = max(RESOLUTION, abs(interval.delta_share or 0.0)) * 0.8
     factor = (width / wanted) ** 2
     longer = f"about {math.ceil(factor)} times as many steps, or " if 1 < factor <= 8 else ""
     return (
-        f"Changes below {fmt.share(width)} do not show in runs as noisy as these. Give {longer}"
-        "three or more alternating runs a side: `traceml compare --a a1 a2 a3 --b b1 b2 b3`."
+        f"Changes below {fmt.share(width)} do not show in runs as noisy as these. "
+        f"Give {'' if several else longer}{more}."
     )
 
 

@@ -178,3 +178,9 @@ def test_a_crowded_machine_is_not_a_regression() -> None:
     assert found.verdict == INCONCLUSIVE
     assert any("other processes used 1.5 of 2 cores" in w for w in found.warnings)
     assert compared(quiet, summary(200, seed=1, cpu=(50.0, 99.0))).verdict == REGRESSION
+
+
+def test_a_crowd_does_not_hide_what_it_cannot_have_done() -> None:
+    """A process that hardly computes hardly waits for a core: twice the step is its own doing."""
+    sleepy = summary(100, cpu=(100.0, 10.0))
+    assert compared(sleepy, summary(200, seed=1, cpu=(100.0, 5.0))).verdict == REGRESSION

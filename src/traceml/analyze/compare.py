@@ -11,7 +11,7 @@ from traceml.analyze import compare_verdict as verdicts
 from traceml.schema import comparison as c
 from traceml.schema import fmt, fmt_change
 from traceml.schema.comparison import Cause, Comparison, Interval, Mover, RunRef, Shift, Side
-from traceml.schema.summary import INFO, Primary, Summary
+from traceml.schema.summary import Primary, Summary
 
 SECTIONS: Final = ("step_time", "step_memory", "system", "process")
 NEXT: Final = {
@@ -34,6 +34,7 @@ def compare(
         diagnosis[name] = verdicts.shift_of(
             [getattr(run, name).diagnosis for run in a], [getattr(run, name).diagnosis for run in b]
         )
+    shift = diagnosis["primary"]
     interval = verdicts.judge_step_time(a, b)
     memory = verdicts.judge_memory(a, b, metrics, diagnosis["step_memory"])
     verdict = verdicts.verdict(interval.change, memory)
@@ -46,7 +47,7 @@ def compare(
         why=_why(verdict, interval, memory, metrics, explained, moved, diagnosis["step_memory"]),
         next=verdicts.settle(a, b, interval)
         if verdict == c.INCONCLUSIVE
-        else _next(verdict, b, causes),
+        else _next(verdict, b, causes, shift),
         interval=interval,
         diagnosis=diagnosis,
         metrics=metrics,
@@ -62,12 +63,12 @@ def _primaries(a: Sequence[Summary], b: Sequence[Summary]) -> tuple[list[Primary
     return [run.primary_diagnosis for run in a], [run.primary_diagnosis for run in b]
 
 
-def _next(verdict: str, b: Sequence[Summary], causes: list[Cause]) -> str:
+def _next(verdict: str, b: Sequence[Summary], causes: list[Cause], shift: Shift) -> str:
     if verdict != c.REGRESSION:
         return NEXT[verdict]
     with_it = [x for x in causes if x.share > 0]
     look = f"Look first at {_who(with_it[0]).lower()}." if with_it else "Look first at memory."
-    action = b[0].primary_diagnosis.action if b[0].primary_diagnosis.severity != INFO else ""
+    action = b[0].primary_diagnosis.action if shift.change in (c.WORSE, c.CHANGED) else ""
     return f"{look} {action}".strip()
 
 

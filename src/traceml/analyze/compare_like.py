@@ -16,6 +16,8 @@ SAME_WORK: Final = 0.02
 """A last, smaller batch moves the mean by less; a different batch size by more."""
 FULL_PERCENT: Final = 90.0
 CONTENDED_SHARE: Final = 0.10
+MOST_WAITING: Final = 3.0
+"""On a fair scheduler a crowded process waits about this many times as long as it computes."""
 SHARED_CORE: Final = 0.5
 """What a busy neighbour on the same physical core may cost a rank that computes all the time."""
 STEP, SAMPLE, TOKEN = "step", "sample", "token"
@@ -153,7 +155,8 @@ def crowded_out(runs: Sequence[Summary], others: Sequence[Summary]) -> float:
     """What the steps of these runs may shrink to without their neighbours: 1 is nothing.
 
     The same work takes the same CPU time, so a crowded run that got less CPU than the other side
-    may be longer by that ratio. Sharing a core's hardware costs on top, and shows nowhere.
+    may be longer by that ratio; one that hardly computes has hardly waited for a core either.
+    Sharing a core's hardware costs on top, and shows nowhere.
     """
     usual = _mean([own_cores(run) for run in others])
     factors = []
@@ -162,8 +165,9 @@ def crowded_out(runs: Sequence[Summary], others: Sequence[Summary]) -> float:
         if not contention(run) or own is None:
             factors.append(1.0)
             continue
-        got = min(own / usual, 1.0) if usual else 1.0
-        busy = min(max(own, usual or 0.0) / max(run.run.world_size, 1), 1.0)
+        ranks = max(run.run.world_size, 1)
+        got = max(min(own / usual, 1.0) if usual else 1.0, 1 - MOST_WAITING * own / ranks)
+        busy = min(max(own, usual or 0.0) / ranks, 1.0)
         factors.append(max(got * (1 - SHARED_CORE * busy), 0.01))
     return sum(factors) / len(factors)
 

@@ -10,8 +10,9 @@ from typing import Any, Final
 import msgspec
 
 from traceml.cli.parsing import Parser
-from traceml.collect.run_list import ListedRun, list_runs
+from traceml.collect.run_list import list_runs
 from traceml.present.runs_text import render
+from traceml.schema.listed_run import ListedRun
 
 SORTS: Final[dict[str, Callable[[ListedRun], Any]]] = {
     "date": lambda run: run.started_at,

@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from traceml.collect import summary_file
 from traceml.collect.fields import clean
 from traceml.collect.rundir import MANIFEST, SUMMARY_JSON, is_alive, read_manifest
 from traceml.errors import CommandError
-
-
-@dataclass(frozen=True, slots=True)
-class ListedRun:
-    """One line of `traceml runs`."""
-
-    name: str
-    path: str
-    started_at: str | None = None
-    status: str | None = None
-    exit_code: int | None = None
-    verdict: str | None = None
-    severity: str | None = None
-    step_ms: float | None = None
-    steps: int | None = None
-    world_size: int | None = None
-    duration_s: float | None = None
-    problem: str | None = None
+from traceml.schema.listed_run import ListedRun
 
 
 def list_runs(logs: Path) -> list[ListedRun]:

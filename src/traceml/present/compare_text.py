@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import Final
@@ -13,6 +14,8 @@ from traceml.schema.comparison import INCONCLUSIVE, Comparison, Side
 WIDTH: Final = 100
 RULE: Final = "-" * WIDTH
 MOST_RUNS: Final = 8
+UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|pp|ms|µs|s|min|B|[kMGT]B)(?:\W|$))")
+HELD: Final = "\u00a0"
 
 
 def render(found: Comparison) -> str:
@@ -97,6 +100,7 @@ def _clipped(line: str) -> str:
 
 
 def _wrapped(lead: str, text: str) -> list[str]:
-    return textwrap.wrap(
-        text, WIDTH, initial_indent=lead, subsequent_indent=" " * len(lead), break_long_words=True
-    ) or [lead]
+    """Lines of at most 100 columns; a number stays with its unit."""
+    held = UNIT.sub(HELD, text)
+    lines = textwrap.wrap(held, WIDTH, initial_indent=lead, subsequent_indent=" " * len(lead))
+    return [line.replace(HELD, " ") for line in lines] or [lead]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from traceml.schema import fmt
+from traceml.schema.listed_run import ListedRun
 
 WIDTH: Final = 100
 HEAD: Final = ("Run", "Date", "Status", "Exit", "Steps", "Step", "Verdict")
@@ -13,43 +14,7 @@ WIDEST: Final = (30, 16, 11, 4, 9, 9, 0)
 RIGHT: Final = (3, 4, 5)
 
 
-class Listed(Protocol):
-    """What a row needs to have."""
-
-    @property
-    def name(self) -> str:
-        """The run's folder."""
-
-    @property
-    def started_at(self) -> str | None:
-        """When it began."""
-
-    @property
-    def status(self) -> str | None:
-        """How it ended."""
-
-    @property
-    def exit_code(self) -> int | None:
-        """Its exit code."""
-
-    @property
-    def steps(self) -> int | None:
-        """Completed steps."""
-
-    @property
-    def step_ms(self) -> float | None:
-        """Mean step time."""
-
-    @property
-    def verdict(self) -> str | None:
-        """Its primary diagnosis."""
-
-    @property
-    def problem(self) -> str | None:
-        """Why there is no more."""
-
-
-def render(runs: Sequence[Listed]) -> str:
+def render(runs: Sequence[ListedRun]) -> str:
     """One line a run, at most 100 columns."""
     table = [HEAD, *(_cells(run) for run in runs)]
     widths = [
@@ -58,7 +23,7 @@ def render(runs: Sequence[Listed]) -> str:
     return "".join(_line(row, widths) for row in table)
 
 
-def _cells(run: Listed) -> tuple[str, ...]:
+def _cells(run: ListedRun) -> tuple[str, ...]:
     return (
         run.name,
         (run.started_at or "").replace("T", " ")[:16],

@@ -180,6 +180,17 @@ def test_a_crowded_machine_is_not_a_regression() -> None:
     assert compared(quiet, summary(200, seed=1, cpu=(50.0, 99.0))).verdict == REGRESSION
 
 
+def test_compute_that_did_not_grow_rules_the_crowd_out() -> None:
+    """Input mended in a crowd: compute took as long as before, so the crowd did not do it."""
+    slow = {"input_ms": 400.0, "compute_ms": 100.0, "forward_ms": 100.0}
+    fast = {"input_ms": 5.0, "compute_ms": 95.0, "forward_ms": 95.0}
+    a, b = summary(500, slow, cpu=(100.0, 25.0)), summary(100, fast, seed=1, cpu=(100.0, 99.0))
+    assert compared(a, b).verdict == INCONCLUSIVE
+    for run in (a, b):
+        run.step_time.window["loader_workers"] = 0
+    assert compared(a, b).verdict == IMPROVEMENT
+
+
 def test_a_crowd_does_not_hide_what_it_cannot_have_done() -> None:
     """A process that hardly computes hardly waits for a core: twice the step is its own doing."""
     sleepy = summary(100, cpu=(100.0, 10.0))

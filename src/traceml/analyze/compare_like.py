@@ -8,18 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from traceml.analyze.compare_crowd import contention
 from traceml.schema import fmt
 from traceml.schema.comparison import Difference
 from traceml.schema.summary import Summary
 
 SAME_WORK: Final = 0.02
 """A last, smaller batch moves the mean by less; a different batch size by more."""
-FULL_PERCENT: Final = 90.0
-CONTENDED_SHARE: Final = 0.10
-MOST_WAITING: Final = 3.0
-"""On a fair scheduler a crowded process waits about this many times as long as it computes."""
-SHARED_CORE: Final = 0.5
-"""What a busy neighbour on the same physical core may cost a rank that computes all the time."""
 STEP, SAMPLE, TOKEN = "step", "sample", "token"
 
 
@@ -127,54 +122,6 @@ def _mean_work(runs: Sequence[Summary], key: str) -> float | None:
     found = [work_per_step(run, key) for run in runs]
     known = [v for v in found if v is not None]
     return sum(known) / len(known) if known and len(known) == len(found) else None
-
-
-def contention(summary: Summary) -> float:
-    """The share of the machine that others used while it had no core to spare; 0 when it had, or
-    when that is unknown.
-    """
-    system = summary.system.metrics.get("cpu_percent")
-    cores, own = summary.environment.get("cpu_count"), own_cores(summary)
-    if system is None or system.average is None or own is None:
-        return 0.0
-    busiest = system.average if system.p95 is None else max(system.average, system.p95)
-    if not isinstance(cores, int) or cores < 1 or busiest < FULL_PERCENT:
-        return 0.0
-    others = system.average / 100 - own / (cores * max(summary.run.nodes, 1))
-    return min(others, 1.0) if others >= CONTENDED_SHARE else 0.0
-
-
-def own_cores(summary: Summary) -> float | None:
-    """Cores that the training's own processes kept busy."""
-    own = [m.metrics.get("cpu_percent") for m in summary.process.ranks.values()]
-    known = [v for v in own if v is not None]
-    return sum(known) / 100 if known and len(known) == len(own) else None
-
-
-def crowded_out(runs: Sequence[Summary], others: Sequence[Summary]) -> float:
-    """What the steps of these runs may shrink to without their neighbours: 1 is nothing.
-
-    The same work takes the same CPU time, so a crowded run that got less CPU than the other side
-    may be longer by that ratio; one that hardly computes has hardly waited for a core either.
-    Sharing a core's hardware costs on top, and shows nowhere.
-    """
-    usual = _mean([own_cores(run) for run in others])
-    factors = []
-    for run in runs:
-        own = own_cores(run)
-        if not contention(run) or own is None:
-            factors.append(1.0)
-            continue
-        ranks = max(run.run.world_size, 1)
-        got = max(min(own / usual, 1.0) if usual else 1.0, 1 - MOST_WAITING * own / ranks)
-        busy = min(max(own, usual or 0.0) / ranks, 1.0)
-        factors.append(max(got * (1 - SHARED_CORE * busy), 0.01))
-    return sum(factors) / len(factors)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return sum(known) / len(known) if known else None
 
 
 def warnings(a: Sequence[Summary], b: Sequence[Summary]) -> list[str]:

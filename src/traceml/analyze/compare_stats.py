@@ -28,6 +28,8 @@ RUN_TO_RUN: Final = 0.008
 """Allowed for between identical runs, as a share of step time (one standard deviation of one
 run).
 """
+WANDER: Final = 1.0
+"""How much of the slow movement inside a run (its variance) is expected between runs, too."""
 ENOUGH_FREE: Final = 4
 """From three runs a side on, the runs themselves show all noise there is; what a single run shows
 inside is no longer needed.
@@ -81,6 +83,7 @@ def spread(a_runs: Sequence[Sequence[float]], b_runs: Sequence[Sequence[float]])
     else:
         wobbles_a, wobbles_b = ([_wobble(run, random) for run in side] for side in (a, b))
         draws += np.mean(wobbles_b, axis=0) - np.mean(wobbles_a, axis=0)
+        draws += random.normal(0.0, math.sqrt(_wander(a) / len(a) + _wander(b) / len(b)), DRAWS)
         known = RUN_TO_RUN**2 + float(np.mean([np.var(w) for w in (*wobbles_a, *wobbles_b)]))
         if run_noise**2 > known:
             draws += random.standard_t(free, DRAWS) * math.sqrt(run_noise**2 - known) * width
@@ -135,6 +138,20 @@ def _stretch(blocks: Floats) -> int:
         time += 2 * correlation
     shortest = math.ceil(count ** (1 / 3))
     return int(max(shortest, math.ceil(3 * time)))
+
+
+def _wander(runs: list[Floats]) -> float:
+    """Variance of what moves slowly inside these runs: a machine that wanders within a run does so
+    between runs as well. Independent noise has none of it, and a burst is cut off.
+    """
+    found = []
+    for run in runs:
+        log = np.log(run)
+        middle = float(np.median(log))
+        reach = 2 * 1.4826 * float(np.median(np.abs(log - middle)))
+        calm = np.clip(log, middle - reach, middle + reach) - middle
+        found.append(max(float(np.mean(calm[:-1] * calm[1:])), 0.0))
+    return WANDER * float(np.mean(found))
 
 
 def _between(a: Floats, b: Floats) -> float:

@@ -8,7 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from traceml.analyze.compare_like import basis, contention, crowded_out, memory_kind
+from traceml.analyze.compare_crowd import contention, crowded_out
+from traceml.analyze.compare_like import basis, memory_kind
 from traceml.analyze.compare_metrics import mean
 from traceml.analyze.compare_stats import CONFIDENCE, ENOUGH_FREE, LEAST_BLOCKS, Spread, spread
 from traceml.schema import fmt

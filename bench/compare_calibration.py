@@ -205,7 +205,7 @@ def real(runs: int, keep: Path | None) -> list[str]:
         for plain, changed in ((STEADY, STEADY_SLOWER), (ON_CPU, ON_CPU_TWICE)):
             same = [_run(folder, plain, f"a{i}") for i in range(runs)]
             other = [_run(folder, changed, f"b{i}") for i in range(max(runs // 3, 3))]
-            pairs = [([x], [y]) for x, y in zip(same, same[1:], strict=False)]
+            pairs = [([x], [y]) for x, y in itertools.pairwise(same)]
             rows.append(_real_row(f"{plain.name}; A/A, one after the other", pairs))
             pairs = [([x], [y]) for x, y in itertools.combinations(same, 2)]
             rows.append(_real_row(f"{plain.name}; A/A, each with each", pairs))

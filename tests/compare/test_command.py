@@ -113,6 +113,14 @@ def test_the_text_has_legend_verdict_and_rows(
     assert "None" not in text
 
 
+def test_long_names_do_not_break_the_page(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names and paths of any length leave the text within 100 columns."""
+    long = work / ("very_" * 20) / ("long_name_" * 15 + ".json")
+    write(long, summary(primary=("X" * 60, "warn"), environment={"torch": "9" * 90}))
+    assert main(["compare", str(long), "fast"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
+
+
 def test_the_json_file_is_the_documented_shape(
     work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

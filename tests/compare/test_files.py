@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,14 @@ def test_bad_input_is_one_line_and_exit_2(
         assert shown.err.count("\n") == 1
         assert shown.err.startswith(f"traceml: {bad}")
     assert list(work.iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    """A named pipe is refused at once: opening it would wait for a writer for ever."""
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(CommandError, match="not a file"):
+        summary_file.read(tmp_path / "pipe.json")
 
 
 def test_the_place_of_a_fault_is_named(tmp_path: Path) -> None:

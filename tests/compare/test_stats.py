@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.compare.making import blocks
+from traceml.analyze import compare_stats
 from traceml.analyze.compare_stats import LEAST_BLOCKS, spread, typical
 
 
@@ -38,8 +39,9 @@ def test_a_bursty_block_does_not_move_the_typical_step() -> None:
     assert typical([*quiet[:-1], 100.0]) == pytest.approx(typical(quiet), rel=0.01)
 
 
-def test_autocorrelated_blocks_give_a_wider_interval() -> None:
+def test_autocorrelated_blocks_are_drawn_in_long_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that wander say less than independent ones of the same spread."""
+    monkeypatch.setattr(compare_stats, "WANDER", 0.0)
     slow = [wandering(8, 0.03, seed) for seed in range(6)]
     widths = [
         found.half_width_share
@@ -53,6 +55,26 @@ def test_autocorrelated_blocks_give_a_wider_interval() -> None:
         if (found := spread([a], [b])) is not None
     ]
     assert np.mean(widths) > 1.5 * np.mean(free)
+
+
+def test_slow_movement_inside_a_run_is_expected_between_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A machine that wanders within a run widens the interval of a single pair; steady noise does
+    not.
+    """
+
+    def width(a: list[float], b: list[float]) -> float:
+        found = spread([a], [b])
+        assert found is not None
+        return found.half_width_share
+
+    steady, moving = [blocks(10, seed=s) for s in (1, 2)], [wandering(8, 0.03, s) for s in (1, 2)]
+    with_it = [width(*pair) for pair in (steady, moving)]
+    monkeypatch.setattr(compare_stats, "WANDER", 0.0)
+    without = [width(*pair) for pair in (steady, moving)]
+    assert with_it[0] < 1.15 * without[0]
+    assert with_it[1] > 1.15 * without[1]
 
 
 def test_runs_that_differ_widen_the_interval_of_several() -> None:
@@ -76,7 +98,7 @@ def test_too_little_or_impossible_data_gives_no_interval(bad: list[float]) -> No
 
 def test_extreme_values_stay_finite() -> None:
     """The largest and smallest numbers that a file may hold do not overflow."""
-    found = spread([[1e-9] * 6], [[1e18, 1e-9] * 3])
+    found = spread([[1e-300] * 6], [[1e18, 1e-300] * 3])
     assert found is not None
     assert np.isfinite([found.low_share, found.high_share, found.delta_share]).all()
 

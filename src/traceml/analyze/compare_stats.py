@@ -116,10 +116,14 @@ def _wobble(blocks: Floats, random: np.random.Generator) -> Floats:
     starts = random.integers(0, count, size=(DRAWS, pieces))
     at = (starts[:, :, None] + np.arange(length)) % count
     drawn = blocks[at.reshape(DRAWS, pieces * length)[:, :count]]
-    wobble = np.log(np.median(drawn, axis=1)) - math.log(float(np.median(blocks)))
+    middle = math.log(float(np.median(blocks)))
+    wobble = np.log(np.median(drawn, axis=1)) - middle
     free = max(count / wanted - 1, FEWEST_FREE)
     unseen = math.sqrt(wanted / length)  # a movement longer than a stretch shows only in part
-    return np.asarray(wobble * unseen * np.sqrt(free / random.chisquare(free, DRAWS)))
+    wobble = wobble * unseen * np.sqrt(free / random.chisquare(free, DRAWS))
+    # However heavy its tails, no median leaves the blocks that it is one of.
+    nearest, furthest = np.log(np.min(blocks)) - middle, np.log(np.max(blocks)) - middle
+    return np.asarray(np.clip(wobble, nearest, furthest))
 
 
 def _stretch(blocks: Floats) -> int:

@@ -96,6 +96,14 @@ def test_too_little_or_impossible_data_gives_no_interval(bad: list[float]) -> No
     assert spread([blocks(10)], [bad]) is None
 
 
+def test_a_change_beyond_all_noise_is_sure() -> None:
+    """Fifty times faster is faster, however few and uneven the blocks of the short run are."""
+    short = [1.0, 1.1, 4.0, 1.2, 0.9, 0.8, 3.0, 2.9, 3.1, 1.0, 1.1, 1.0]
+    found = spread([blocks(62, 0.002, 12)], [short])
+    assert found is not None
+    assert found.high_share < -0.8
+
+
 def test_extreme_values_stay_finite() -> None:
     """The largest and smallest numbers that a file may hold do not overflow."""
     found = spread([[1e-300] * 6], [[1e18, 1e-300] * 3])

@@ -126,6 +126,7 @@ class Difference:
 class Comparison:
     """compare/<a>_vs_<b>.json."""
 
+    schema: str = field(default=SCHEMA, kw_only=True)
     a: Side
     b: Side
     verdict: str
@@ -139,7 +140,6 @@ class Comparison:
     moved: list[Mover] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    schema: str = SCHEMA
 
     @property
     def diagnosis_moved(self) -> bool:

@@ -52,7 +52,7 @@ def test_the_version_is_the_packages() -> None:
 
 def test_the_commands() -> None:
     """Each row of the table loads, and hidden ones stay hidden."""
-    assert [c.name for c in COMMANDS] == ["run", "view", "attach"]
+    assert [c.name for c in COMMANDS] == ["run", "view", "compare", "runs", "attach"]
     assert [c.name for c in COMMANDS if c.hidden] == ["attach"]
     for command in COMMANDS:
         assert callable(command.load())

@@ -7,16 +7,13 @@ import re
 import sys
 from pathlib import Path
 
-import msgspec
-
 from traceml.cli.result import build, encode, write_json, write_text
+from traceml.collect import summary_file
 from traceml.collect.monitor import recovered_manifest
 from traceml.collect.rundir import RECORDING, SUMMARY_JSON, is_alive, write_manifest
 from traceml.errors import CommandError, say
 from traceml.present.text import render
 from traceml.schema.summary import Summary
-
-MOST_BYTES = 256 * 1024 * 1024
 
 
 def main(words: list[str]) -> int:
@@ -76,19 +73,11 @@ def merge(folder: Path, sources: list[Path]) -> Summary:
 
 
 def read_summary(path: Path) -> Summary:
-    """Read final_summary.json; anything else is one clear line."""
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise CommandError(f"{path}: too large to be a summary")
-        data = path.read_bytes()
-    except OSError as problem:
-        raise CommandError(f"{path}: cannot be read ({problem.strerror})") from None
-    if not data.strip():
-        raise CommandError(f"{path}: the file is empty")
-    try:
-        return msgspec.json.decode(data, type=Summary)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        raise CommandError(f"{path}: not a TraceML summary (final_summary.json)") from None
+    """Read final_summary.json, ours or the released package's; anything else is one clear line."""
+    reading = summary_file.read(path)
+    for note in reading.notes:
+        say(note)
+    return reading.summary
 
 
 def rebuild(folder: Path) -> Summary:

@@ -86,17 +86,11 @@ def summary(
             full,
             [full],
             {"memory": memory_kind},
-            {
-                ("peak_allocated_bytes" if memory_kind == "device" else "rss_bytes"): stat(
-                    peak_bytes
-                )
-            },
+            {("peak_allocated_bytes" if memory_kind == "device" else "rss_bytes"): stat(peak_bytes)},
         ),
         system=Section(calm, [calm], {}, system),
         process=Section(calm, [calm], {}, {}, process),
-        blocks={
-            "metrics": {"step_ms": list(means) if means is not None else blocks(step_ms, seed=seed)}
-        },
+        blocks={"metrics": {"step_ms": list(means) if means is not None else blocks(step_ms, seed=seed)}},
         environment={"batch_size": batch, "cpu_count": 2, "torch": "2.13", **(environment or {})},
     )
 

@@ -70,18 +70,14 @@ def test_output_is_the_base_of_both_files(work: Path, output: str, expected: str
     assert len(list((work / expected).parent.glob("*.*"))) == 2
 
 
-@pytest.mark.parametrize(
-    "words", [("slow", "fast"), ("logs/slow", "logs/fast"), ("logs/slow/", "fast")]
-)
+@pytest.mark.parametrize("words", [("slow", "fast"), ("logs/slow", "logs/fast"), ("logs/slow/", "fast")])
 def test_run_names_and_folders_are_accepted(work: Path, words: tuple[str, str]) -> None:
     """A run is a file, a folder, or a name under logs/."""
     assert main(["compare", *words]) == 0
     assert (work / "compare" / "slow_vs_fast.json").exists()
 
 
-def test_the_text_has_legend_verdict_and_rows(
-    work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_text_has_legend_verdict_and_rows(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The legend, the verdict first, then the guide's rows in its order, within 100 columns."""
     assert main(["compare", "slow", "fast"]) == 0
     text = capsys.readouterr().out
@@ -103,10 +99,7 @@ def test_the_text_has_legend_verdict_and_rows(
         "Step memory",
         "Phases",
     ]
-    at = [
-        text.index(f"\n  {label} ") if label != "Phases" else text.index("\nPhases\n")
-        for label in labels
-    ]
+    at = [text.index(f"\n  {label} ") if label != "Phases" else text.index("\nPhases\n") for label in labels]
     assert at == sorted(at)
     assert text.index("Verdict") < at[0]
     assert max(map(len, text.splitlines())) <= 100
@@ -121,9 +114,7 @@ def test_long_names_do_not_break_the_page(work: Path, capsys: pytest.CaptureFixt
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
 
 
-def test_the_json_file_is_the_documented_shape(
-    work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_json_file_is_the_documented_shape(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--format json prints the bytes of the file, with the names that SUMMARY.md fixes."""
     assert main(["compare", "slow", "fast", "--format", "json"]) == 0
     printed = capsys.readouterr().out
@@ -160,16 +151,11 @@ def test_markdown_cannot_be_broken_by_names(work: Path, capsys: pytest.CaptureFi
     assert "http:" not in row
 
 
-def test_released_files_compare_across_versions(
-    work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_released_files_compare_across_versions(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Their slow and fast run: IMPROVEMENT by input; their file against ours goes as far as both
     go.
     """
-    assert (
-        main(["compare", str(RELEASED / "v0.4.2_slow.json"), str(RELEASED / "v0.4.2_fast.json")])
-        == 0
-    )
+    assert main(["compare", str(RELEASED / "v0.4.2_slow.json"), str(RELEASED / "v0.4.2_fast.json")]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "Verdict IMPROVEMENT" in text
     assert "Input -42.2 ms explains 94 % of the change" in text
@@ -182,9 +168,7 @@ def test_the_released_straggler_is_named(work: Path, capsys: pytest.CaptureFixtu
     """A rank that got slow is named from the released package's files too, though waiting grew."""
     pair = [str(RELEASED / f"v0.5.0_ddp2_{n}.json") for n in ("healthy", "compute_straggler")]
     assert main(["compare", *pair]) == 0
-    assert "r1 moved by itself: Forward 12.8 ms -> 34.8 ms" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    assert "r1 moved by itself: Forward 12.8 ms -> 34.8 ms" in " ".join(capsys.readouterr().out.split())
 
 
 def test_several_runs_a_side(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,9 +210,7 @@ def test_the_gate(work: Path, step_ms: float, flags: tuple[str, ...], code: int)
 def test_the_gate_on_noise_and_on_mixed(work: Path) -> None:
     """An inconclusive or mixed comparison fails only when asked to."""
     noisy = {"means": [100.0, 200.0, 90.0, 120.0, 180.0, 80.0, 300.0, 95.0, 130.0, 160.0]}
-    assert (
-        gate(work, 130, "--fail-on", "regression", "--max-step-time-regression", "5%", **noisy) == 0
-    )
+    assert gate(work, 130, "--fail-on", "regression", "--max-step-time-regression", "5%", **noisy) == 0
     assert gate(work, 130, "--fail-on", "regression,inconclusive", **noisy) == 1
     assert gate(work, 80, "--fail-on", "regression", peak_bytes=9e9) == 0
     assert gate(work, 80, "--fail-on", "mixed", peak_bytes=9e9) == 1
@@ -259,9 +241,7 @@ def test_a_gate_without_data_does_not_pass(work: Path, capsys: pytest.CaptureFix
         ["slow", "x" * 5000],
     ],
 )
-def test_wrong_words_are_one_line(
-    work: Path, words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_words_are_one_line(work: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever is typed wrongly: one line, exit 2, no file."""
     assert main(["compare", *words]) == 2
     shown = capsys.readouterr()
@@ -270,9 +250,7 @@ def test_wrong_words_are_one_line(
     assert not (work / "compare").exists()
 
 
-def test_a_place_that_cannot_be_written_is_one_line(
-    work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_place_that_cannot_be_written_is_one_line(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An --output below a file: one line, exit 2."""
     (work / "taken").write_text("")
     assert main(["compare", "slow", "fast", "--output", "taken/x"]) == 2

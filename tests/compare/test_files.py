@@ -36,10 +36,7 @@ def test_ours_is_read_whole() -> None:
     summary = summary_file.read(OURS).summary
     given = loaded(OURS)
     assert summary.primary_diagnosis.status == given["primary_diagnosis"]["status"]
-    assert (
-        summary.step_time.metrics["step_ms"].average
-        == given["step_time"]["metrics"]["step_ms"]["average"]
-    )
+    assert summary.step_time.metrics["step_ms"].average == given["step_time"]["metrics"]["step_ms"]["average"]
     assert summary.blocks["metrics"]["step_ms"] == given["blocks"]["metrics"]["step_ms"]
     assert summary.environment["batch_size"] == 64
     assert summary.step_time.window["num_steps"] == 199
@@ -74,9 +71,7 @@ def test_a_newer_version_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(RELEASED.glob("*.json")), ids=lambda p: p.stem)
-def test_the_released_packages_files_are_read(
-    path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_released_packages_files_are_read(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every sample of the released package can be viewed."""
     assert main(["view", str(path)]) == 0
     assert "Verdict" in capsys.readouterr().out
@@ -113,9 +108,7 @@ def test_old_names_and_a_step_without_its_input(tmp_path: Path) -> None:
         ("SOMETHING_NEW", "SOMETHING NEW", ("SOMETHING_NEW", "SOMETHING NEW")),
     ],
 )
-def test_their_labels_are_ours(
-    tmp_path: Path, kind: str, status: str, expected: tuple[str, str]
-) -> None:
+def test_their_labels_are_ours(tmp_path: Path, kind: str, status: str, expected: tuple[str, str]) -> None:
     """RESIDUAL-HEAVY is WAIT-HEAVY, MEMORY CREEP (EARLY) is MEMORY RISING, unknown kinds stay."""
     data = loaded(RELEASED / "v0.4.2_slow.json")
     data["primary_diagnosis"] |= {"kind": kind, "status": status}
@@ -155,9 +148,7 @@ def bad_files(folder: Path) -> dict[str, Path]:
             whole.replace("27.368", "NaN, 0.368", 1).replace('"average": NaN, 0', '"average": NaN'),
             "nan.json",
         ),
-        "infinity": saved(
-            folder, whole.replace('"score": ', '"score": Infinity', 1), "infinity.json"
-        ),
+        "infinity": saved(folder, whole.replace('"score": ', '"score": Infinity', 1), "infinity.json"),
         "too large": saved(folder, whole.replace('"score": ', '"score": 1e999', 1), "range.json"),
         "wrong type": saved(folder, wrong, "wrong.json"),
         "negative": saved(folder, negative, "negative.json"),
@@ -190,9 +181,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "kind", [*KINDS, "too large", "wrong type", "negative", "2 GB", "folder", "device"]
-)
+@pytest.mark.parametrize("kind", [*KINDS, "too large", "wrong type", "negative", "2 GB", "folder", "device"])
 def test_bad_input_is_one_line_and_exit_2(
     tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

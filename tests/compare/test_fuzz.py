@@ -28,22 +28,14 @@ LEAVES = st.one_of(
 )
 VALUES = st.recursive(
     LEAVES,
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
 )
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Every place in a document."""
     found = [path] if path else []
-    pairs = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in pairs:
         found += places(inner, (*path, key))
     return found
@@ -95,9 +87,7 @@ def test_compare_answers_or_says_one_line(
     folder = tmp_path_factory.mktemp("fuzz")
     path, base = folder / "changed.json", folder / "out" / "answer"
     path.write_bytes(content)
-    code = main(
-        ["compare", str(path), str(DATA / other), "--output", str(base), "--format", "markdown"]
-    )
+    code = main(["compare", str(path), str(DATA / other), "--output", str(base), "--format", "markdown"])
     shown = capsys.readouterr()
     if code == 0:
         answer = json.loads(Path(f"{base}.json").read_text())

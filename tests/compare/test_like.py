@@ -39,9 +39,7 @@ def test_warmup_and_unknown_facts() -> None:
     a, b = summary(), summary(seed=1, environment={"device_name": "A100"})
     b.step_time.window["warmup_steps"] = 9
     found = compared(a, b).differences
-    assert [(d.what, d.a, d.b, d.matters) for d in found] == [
-        ("warm-up steps left out", "1", "9", False)
-    ]
+    assert [(d.what, d.a, d.b, d.matters) for d in found] == [("warm-up steps left out", "1", "9", False)]
 
 
 def test_a_larger_batch_is_judged_per_sample() -> None:
@@ -79,9 +77,7 @@ def test_phases_on_different_clocks_are_not_compared() -> None:
     """Host and device phases never stand beside each other; the step does."""
     found = compared(summary(100), summary(120, seed=1, clock="device"))
     assert "step_ms" in found.metrics
-    assert not {"input_ms", "forward_ms", "compute_ms", "wait_ms", "wait_share"} & set(
-        found.metrics
-    )
+    assert not {"input_ms", "forward_ms", "compute_ms", "wait_ms", "wait_share"} & set(found.metrics)
     assert not found.explained_by
     assert any("different clocks" in w for w in found.warnings)
 

@@ -21,9 +21,7 @@ def ranked(forward: list[float], sync: list[float], seed: int = 0, nodes: list[i
         }
         for rank, (f, s) in enumerate(zip(forward, sync, strict=True))
     }
-    means = {
-        key: sum(r[key] for r in own.values()) / len(own) for key in own[0] if key != "step_ms"
-    }
+    means = {key: sum(r[key] for r in own.values()) / len(own) for key in own[0] if key != "step_ms"}
     places = dict(enumerate(nodes)) if nodes else None
     return summary(step, means, seed=seed, world=len(forward), ranks=own, node_of=places)
 
@@ -100,9 +98,7 @@ def test_the_rank_that_moved_is_named_not_the_one_that_waits() -> None:
 def test_a_whole_node_that_moved_is_one_mover() -> None:
     """All ranks of a node growing alike is the node's doing."""
     before = ranked([40] * 6, [0] * 6, nodes=[0, 0, 1, 1, 2, 2])
-    after = ranked(
-        [40, 40, 70, 70, 40, 40], [30, 30, 0, 0, 30, 30], seed=1, nodes=[0, 0, 1, 1, 2, 2]
-    )
+    after = ranked([40, 40, 70, 70, 40, 40], [30, 30, 0, 0, 30, 30], seed=1, nodes=[0, 0, 1, 1, 2, 2])
     found = compared(before, after)
     assert [(m.node, m.ranks) for m in found.moved] == [(1, [2, 3])]
     assert "Node 1 (r2, r3) moved by itself" in found.why
@@ -117,9 +113,7 @@ def test_ranks_that_move_together_are_not_named() -> None:
 
 def test_several_runs_a_side_are_averaged() -> None:
     """The table of several runs shows their mean."""
-    found = compared(
-        [summary(100), summary(110, seed=1)], [summary(105, seed=2), summary(115, seed=3)]
-    )
+    found = compared([summary(100), summary(110, seed=1)], [summary(105, seed=2), summary(115, seed=3)])
     assert found.metrics["step_ms"].a == pytest.approx(105)
     assert found.metrics["step_ms"].b == pytest.approx(110)
     assert found.a.name == "before and 1 more"

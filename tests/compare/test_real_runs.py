@@ -43,9 +43,7 @@ def test_a_mended_input_path_reads_as_in_the_guide(tmp_path: Path) -> None:
 
     traceml("run", "train.py", "--run-name", "compare_slow", "--args", "0.06")
     traceml("run", "train.py", "--run-name", "compare_fast", "--args", "0")
-    text = traceml(
-        "compare", "logs/compare_slow/final_summary.json", "logs/compare_fast/final_summary.json"
-    )
+    text = traceml("compare", "logs/compare_slow/final_summary.json", "logs/compare_fast/final_summary.json")
     found = json.loads((tmp_path / "compare" / "compare_slow_vs_compare_fast.json").read_text())
     assert found["verdict"] == "IMPROVEMENT"
     assert found["diagnosis"]["primary"]["a"] == "INPUT-BOUND"

@@ -41,9 +41,7 @@ def listed(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, ob
     return found
 
 
-def test_every_run_is_listed_and_nothing_else(
-    logs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_run_is_listed_and_nothing_else(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A broken or killed run is listed with its problem; other folders are not runs."""
     found = {r["name"]: r for r in listed(capsys)}
     assert set(found) == {"slow", "fast", "old", "broken", "killed"}

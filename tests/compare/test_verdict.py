@@ -91,9 +91,7 @@ def test_the_demo_reads_as_in_the_guide() -> None:
     """
     slow = {"input_ms": 531.6, "forward_ms": 31.0, "wait_ms": 0.5}
     fast = {"input_ms": 2.3, "forward_ms": 38.9, "wait_ms": 1.1}
-    found = compared(
-        summary(563.1, slow, primary=("INPUT_BOUND", "crit")), summary(42.3, fast, seed=2)
-    )
+    found = compared(summary(563.1, slow, primary=("INPUT_BOUND", "crit")), summary(42.3, fast, seed=2))
     assert found.verdict == IMPROVEMENT
     assert (found.diagnosis["primary"].a, found.diagnosis["primary"].b) == (
         "INPUT-BOUND",
@@ -143,10 +141,7 @@ def test_memory_of_different_kinds_is_not_compared() -> None:
 
 def test_a_memory_diagnosis_that_appears_is_a_regression() -> None:
     """MEMORY CREEP that was not there before is worse, even when the peak is not yet."""
-    assert (
-        compared(summary(), summary(seed=1, memory=("CREEP_CONFIRMED", "crit"))).verdict
-        == REGRESSION
-    )
+    assert compared(summary(), summary(seed=1, memory=("CREEP_CONFIRMED", "crit"))).verdict == REGRESSION
 
 
 def test_no_step_times_are_unclear_never_equal() -> None:

@@ -14,6 +14,7 @@ from traceml.capture.batch import first_array, size_of
 from traceml.capture.device import Device, DeviceClock
 from traceml.capture.events import EventLog
 from traceml.capture.gradients import GradientWatch
+from traceml.capture.identity import trained_parameters
 from traceml.capture.leader import ENDS_STEP, NOTHING, Leader
 from traceml.capture.rank import merged, open_recording
 from traceml.capture.switch import (
@@ -78,6 +79,7 @@ class Session:
         self.rss_fd = -1
         self.memory_at = 0
         self.first_row = b""
+        self.sized = False  # how many parameters are trained is on record
         self.user_phases = UserPhases()
         self.gradients = GradientWatch(self.switch)
 
@@ -220,6 +222,9 @@ class Session:
 
     def optimizer_stepped(self, optimizer: Any, now: int) -> None:
         """An outermost optimizer step returned."""
+        if not self.sized:
+            self.sized = True
+            self.events.add("model", self.step + 1, now, parameters=trained_parameters(optimizer))
         if self.blocks:
             return
         self._training_begins()

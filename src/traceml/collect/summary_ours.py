@@ -83,8 +83,9 @@ def _run(run: Fields) -> Run:
         command=run.texts("command"),
         nodes=run.whole("nodes") or 1,
         world_size=run.whole("world_size") or 1,
-        ranks={k: ranks.indices(k) for k in ("seen", "used", "lost")},
+        ranks={**plain(ranks.data), **{k: ranks.indices(k) for k in ("seen", "used", "lost")}},
         steps={
+            **plain(steps.data),
             "total": steps.whole("total"),
             "analyzed": steps.whole("analyzed"),
             "warmup": steps.whole("warmup"),
@@ -177,9 +178,6 @@ def _window(fields: Fields) -> dict[str, Any]:
             window[key] = fields.amount(key)
     if "head_tail_delta_bytes" in fields.data:
         window["head_tail_delta_bytes"] = fields.number("head_tail_delta_bytes")
-    if window.get("num_steps"):
-        for key in ("start_step", "end_step", "clock"):
-            window.setdefault(key, None)
     return window
 
 

@@ -150,6 +150,11 @@ def resolve(
     return Settings(**values)
 
 
+def is_switched_off(environment: Mapping[str, str]) -> bool:
+    """Like `is_disabled`, for the training process: a value that makes no sense counts as on there."""
+    return environment.get(DISABLED_VARIABLE, "").lower() not in ("", "0", "false", "no", "off")
+
+
 def is_disabled(environment: Mapping[str, str]) -> bool:
     """TRACEML_DISABLED=1 means a native launch."""
     value = environment.get(DISABLED_VARIABLE, "")

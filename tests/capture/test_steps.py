@@ -241,7 +241,7 @@ def test_user_phases_are_exclusive_and_named(recorder: Recorder, make_training: 
             with traceml.phase("inner"):
                 time.sleep(0.02)
         step(model, optimizer, x, y)
-    assert recorder.session.user_slots == {"augment": c.FIRST_USER, "inner": c.FIRST_USER + 1}
+    assert recorder.session.user_phases.slots == {"augment": c.FIRST_USER, "inner": c.FIRST_USER + 1}
     assert all(9.5 < v < 18 for v in recorder.ms("user0"))
     assert all(19.5 < v < 32 for v in recorder.ms("user1"))
 
@@ -365,7 +365,8 @@ def test_a_functional_loss_is_forward_and_a_sleep_there_is_wait(recorder: Record
         optimizer.step()
     rows = recorder.rows()
     forward, wait = rows["forward"] / 1e6, rows["wait_forward"] / 1e6
-    assert np.median(wait[10:30]) < 0.5 * np.median(forward[10:30])
+    # On a busy machine a preempted loss looks like waiting: the calmest steps tell.
+    assert np.percentile(wait[10:30], 10) < 0.5 * np.median(forward[10:30])
     assert np.median(wait[35:]) > 9.5
 
 

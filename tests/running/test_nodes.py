@@ -90,3 +90,67 @@ def test_two_hosts_without_a_shared_folder_meet_by_key_and_port(hosts: None, tmp
     assert summary["run"]["ranks"]["used"] == [0, 1]
     assert summary["run"]["steps"]["total"] == 50
     assert summary["primary_diagnosis"]["ranks"] == [1]
+
+
+@pytest.mark.scenario
+def test_node_0_unreachable_costs_nothing_and_view_merges_later(hosts: None, tmp_path: Path) -> None:
+    """No way to node 0's relay: training goes on, rows stay on the node's disk, `view --merge` joins them."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+    both = []
+    for node, folder in enumerate(folders):
+        folder.mkdir()
+        both.append(start(folder, node, TRACEML_KEY=f"another secret on each of them: {node}"))
+    alone = finish(both, folders[0])
+    assert alone["run"]["ranks"]["used"] == [0]
+    assert alone["run"]["ranks"]["lost"] == [1]
+    done = subprocess.run(
+        [sys.executable, "-m", "traceml", "view", "r", "--merge", "../b/logs/r.node1", "--json"],
+        cwd=folders[0],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    merged = json.loads(done.stdout)
+    assert merged["run"]["ranks"]["used"] == [0, 1]
+    assert merged["primary_diagnosis"]["ranks"] == [1]
+
+
+@pytest.mark.scenario
+def test_slurm_tasks_find_each_other_from_the_environment(tmp_path: Path) -> None:
+    """`srun traceml run python train.py`: rank, world size and run come from Slurm, without a flag."""
+    tasks = []
+    for task in range(2):
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(SRC),
+            "SLURM_PROCID": str(task),
+            "SLURM_NTASKS": "2",
+            "SLURM_JOB_ID": "4711",
+            "SLURM_STEP_ID": "0",
+            "SLURM_NODEID": str(task),
+            "RANK": str(task),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29634",
+        }
+        command = [sys.executable, "-m", "traceml", "run", DDP, "--", "--input", "30", "--steps", "40"]
+        tasks.append(
+            subprocess.Popen(
+                command,
+                cwd=tmp_path,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    for running in tasks:
+        _, err = running.communicate(timeout=150)
+        assert running.returncode == 0, err
+    path = tmp_path / "logs" / "ddp-slurm-4711.0" / "final_summary.json"
+    summary = json.loads(path.read_text())
+    assert summary["run"]["ranks"]["used"] == [0, 1]
+    assert summary["primary_diagnosis"]["status"] == "INPUT STRAGGLER"
+    assert summary["primary_diagnosis"]["ranks"] == [1]

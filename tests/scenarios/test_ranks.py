@@ -225,6 +225,44 @@ if __name__ == "__main__":
 """
 
 
+FSDP = """
+import sys, time
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+    def forward(self, x):
+        time.sleep(0.03 if dist.get_rank() == 1 else 0.005)
+        return torch.relu(self.linear(x))
+model = nn.Sequential(Block(), nn.Linear(64, 1))
+fully_shard(model[0])
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(40):
+    optimizer.zero_grad()
+    model(torch.randn(8, 64)).sum().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_fsdp_waits_inside_its_collectives(tmp_path: Path) -> None:
+    """FSDP on gloo: waiting for the slow rank is sync, and the rank that is slow in forward is named."""
+    (tmp_path / "fsdp.py").write_text(FSDP)
+    done = traceml("run", "fsdp.py", "--run-name", "f", "--nproc-per-node", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "logs" / "f" / "final_summary.json").read_text())
+    assert summary["step_time"]["metrics"]["sync_ms"]["worst"]["rank"] == 0
+    primary = summary["primary_diagnosis"]
+    assert (primary["status"], primary["ranks"], primary["phase"]) == ("COMPUTE STRAGGLER", [1], "forward")
+    assert primary["evidence"]["excess_ms"] == pytest.approx(25, rel=0.2)
+
+
 def test_weights_are_bit_for_bit_those_of_plain_training(tmp_path: Path) -> None:
     """DDP with and without TraceML gives exactly the same weights on every rank."""
     script = tmp_path / "weights.py"

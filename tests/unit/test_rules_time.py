@@ -231,7 +231,7 @@ def test_periodic_outside_work_counts_beside_a_steady_wait() -> None:
 def test_jitter_says_period_and_phase(phase: str, period: int) -> None:
     """Slow steps in a rhythm: how often, how much, in which phase."""
     usual = {"forward": 40.0, "backward": 40.0, "optimizer": 15.0, "input": 5.0, "wait": 0.0}
-    usual[phase] = every(period, usual[phase] + 400.0, 100, otherwise=usual[phase])  # type: ignore[assignment]
+    usual[phase] = every(period, usual[phase] + 400.0, 100, otherwise=usual[phase])
     found = first(window(**usual))
     assert (found.kind, found.phase) == ("JITTER", phase)
     assert found.evidence["period"] == period

@@ -42,6 +42,7 @@ def test_a_shift_in_a_long_run_is_found_to_the_block() -> None:
         np.concatenate([steady(100), steady(100, 11.0)]),  # 10 %: too little
         np.concatenate([steady(100, 15.0), steady(100)]),  # faster, not slower
         np.concatenate([steady(70), steady(60, 20.0), steady(70)]),  # it came back
+        np.concatenate([steady(100), steady(92, 20.0), steady(8)]),  # it came back at the very end
         np.concatenate([steady(190), steady(10, 30.0)]),  # too late to be sure
         steady(39, 10.0) + np.arange(39) // 20 * 10,  # too few steps
         every(10, 100.0, 200, otherwise=10.0),  # a rhythm
@@ -49,7 +50,19 @@ def test_a_shift_in_a_long_run_is_found_to_the_block() -> None:
         np.zeros(100),
         np.zeros(0),
     ],
-    ids=["flat", "small", "faster", "back", "late", "short", "rhythm", "half", "zeros", "empty"],
+    ids=[
+        "flat",
+        "small",
+        "faster",
+        "back",
+        "back at last",
+        "late",
+        "short",
+        "rhythm",
+        "half",
+        "zeros",
+        "empty",
+    ],
 )
 def test_what_is_no_lasting_rise_is_no_shift(series: np.ndarray) -> None:
     """Noise, small or short changes, speed-ups, rhythms and excursions that come back are no shift."""

@@ -184,24 +184,32 @@ OPERATION = st.one_of(
     st.tuples(st.just("restart")),
     st.tuples(st.just("foreign"), PHASE_SLOTS),
 )
-# A training step as it usually goes, so that the gaps that count as loss are visited often.
-LOOP = st.tuples(TICK, TICK, TICK).map(
-    lambda gaps: [
+GAP = st.sampled_from([0, 60, SHORT_GAP_NS - 2, SHORT_GAP_NS + 1, 5_000_000, 80_000_000])
+
+
+def loop(fetch: int, gap: int, cpu: int, blind: bool) -> list[tuple[Any, ...]]:
+    """A training step as it usually goes, so that gaps that count as loss are visited often.
+
+    A blind one has no module call in sight: its forward pass is the gap before backward.
+    """
+    forward = [("enter_compute", c.FORWARD), ("tick", 1_000, 1_000), ("leave",)]
+    return [
         ("enter", PENDING_FETCH),
-        ("tick", gaps[0], gaps[0]),
+        ("tick", fetch, fetch),
         ("leave",),
-        ("enter_compute", c.FORWARD),
-        ("tick", 1_000, 1_000),
-        ("leave",),
-        ("tick", gaps[1], gaps[2]),
+        *([] if blind else forward),
+        ("tick", gap, cpu),
         ("enter_compute", c.BACKWARD),
         ("leave",),
         ("enter_optimizer",),
         ("leave",),
         ("publish", True),
     ]
-)
-SEQUENCES = st.lists(st.one_of(OPERATION.map(lambda o: [o]), LOOP), max_size=40).map(
+
+
+LOOP = st.builds(loop, TICK, GAP, GAP, st.booleans())
+TRAINING = st.lists(LOOP, min_size=4, max_size=30)
+SEQUENCES = st.one_of(st.lists(st.one_of(OPERATION.map(lambda o: [o]), LOOP), max_size=40), TRAINING).map(
     lambda parts: [operation for part in parts for operation in part]
 )
 
@@ -336,6 +344,18 @@ def test_a_long_gap_is_loss_only_as_far_as_the_thread_worked(kind: type[PythonSw
     last = d.rows[-1]
     assert value(last, "forward") == pytest.approx(3_000_000, abs=10)
     assert value(last, "wait_forward") == pytest.approx(7_000_000, abs=10)
+
+
+@BOTH
+@pytest.mark.parametrize(("short_gaps", "watched"), [(0, True), (15, True), (16, False), (40, False)])
+def test_the_watch_ends_when_long_gaps_become_rare(
+    kind: type[PythonSwitch], short_gaps: int, watched: bool
+) -> None:
+    """Two long gaps count 32, each short one takes 1 back: CPU time is read down to 17 and not below."""
+    d = Driver(kind)
+    for gap in (10_000_000, 10_000_000, *[50] * short_gaps, 10_000_000):
+        d.play(_step(gap, 3_000_000))
+    assert (value(d.rows[-1], "forward") > 1_000_000) is watched
 
 
 @BOTH

@@ -14,6 +14,7 @@ from traceml.schema.recorded import RankRecording
 WARMUP_FACTOR = 2.0
 WARMUP_MOST_STEPS = 50
 WARMUP_MOST_SHARE = 0.2
+MOST_UNFINISHED = 16
 
 
 def newest_of_each_rank(recordings: Sequence[RankRecording]) -> dict[int, RankRecording]:
@@ -41,7 +42,9 @@ def align(recordings: Sequence[RankRecording], last: int | None = None) -> Windo
     rows = [_pick(r.rows, common) for r in lit.values()]
     skip = find_warmup(np.stack([_duration(r) for r in rows])) if total else 0
     warmup = tuple(float(v) for v in np.median([_duration(r)[:skip] for r in rows], axis=0) / 1e6)
-    begin = max(skip, total - last) if last else skip
+    common = common[: len(common) - _unfinished(list(lit.values()), common)]
+    rows = [_pick(r.rows, common) for r in lit.values()]
+    begin = max(skip, len(common) - last) if last else skip
     names = _user_names(list(lit.values()))
     picked = [r[begin:] for r in rows]
     steps = common[begin:]
@@ -177,6 +180,18 @@ def _device_rows(recording: RankRecording, steps: NDArray[np.int64]) -> NDArray[
     if (at >= len(ordered)).any() or (ordered["step"][at] != steps).any():
         return None
     return ordered[at]
+
+
+def _unfinished(recordings: list[RankRecording], steps: NDArray[np.int64]) -> int:
+    """Trailing steps whose device times had not come when the run ended: left out, so that the rest can be
+    judged on the device's clock."""
+    ends = [
+        r.device_rows["step"].max() for r in recordings if r.device_rows is not None and len(r.device_rows)
+    ]
+    if len(ends) < len(recordings):
+        return 0
+    late = int(np.sum(steps > min(ends)))
+    return late if late <= MOST_UNFINISHED else 0
 
 
 def _device_phases(device: NDArray[np.void], rows: NDArray[np.void], names: dict[str, str]) -> Floats:

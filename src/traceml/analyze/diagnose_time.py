@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 from traceml.analyze.rule import STEPS_FOR_ANY, STEPS_FOR_CRITICAL, Rule, ordered
 from traceml.analyze.rules_ranks import RULES as RANK_RULES
 from traceml.analyze.rules_ranks import RankView
-from traceml.analyze.rules_time import BOUNDS, CHANGES, COMPUTE_RULE, LABELS, TimeView
+from traceml.analyze.rules_time import BOUNDS, CHANGES, COMPUTE_RULE, H2D, LABELS, TimeView
 from traceml.analyze.window import Window
 from traceml.schema import fmt
 from traceml.schema.summary import INFO, Finding
@@ -32,6 +32,8 @@ def diagnose_time(window: Window) -> list[Finding]:
     allowed = window.count >= STEPS_FOR_CRITICAL
     found: list[Finding] = []
     missing: list[str] = []
+    if window.clock != "device" and window.measured(H2D):
+        missing.append(H2D)  # copies are judged on the device's clock, and that is not complete
     for rule in BOUNDS:
         _apply(rule, view, allowed, found, missing)
     if len(window.ranks) > 1:

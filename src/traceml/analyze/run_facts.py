@@ -18,6 +18,7 @@ NOTABLE_CPU_DELAY = 0.05
 EVENT_FIELDS = ("kind", "rank", "step", "time_ns", "duration_ns")
 TOGETHER_NS = 500_000_000
 WAITING_FOR_OTHERS = c.PHASES[c.SYNC].key
+EXCHANGES = (c.PHASES[c.BACKWARD].key, c.PHASES[c.SYNC].key)
 
 
 def run_of(recording: RunRecording, facts: RunFacts, ranks: dict[int, RankRecording], window: Window) -> Run:
@@ -60,21 +61,24 @@ def _error_of(recording: RunRecording, ranks: dict[int, RankRecording], facts: R
         return None
     error = _first_error(ranks)
     first = ended_first(recording, ranks, facts)
-    many = len(ranks) > 1
-    if error is not None:
-        return f"r{error[0]}: {error[1]}" if many else error[1]
-    if first is not None and many:
-        return f"r{first['rank']} ended first: after step {first['step']}, in {first['phase']}"
-    return None
+    if len(ranks) < 2 or first is None:
+        return error[1] if error is not None else None
+    text = f"r{first['rank']} ended first: after step {first['step']}, in {first['phase']}"
+    return text + (f"; r{error[0]}: {error[1]}" if error is not None else "")
 
 
 def _first_error(ranks: dict[int, RankRecording]) -> tuple[int, str] | None:
-    """The exception that ended a rank before the others followed."""
-    errors = [(e.get("time_ns", 0), r, e) for r, x in ranks.items() for e in x.events if e["kind"] == "error"]
+    """The exception that came first; one out of an exchange may only echo another rank's end."""
+    errors = [(_is_echo(e), e.get("time_ns", 0), r, e) for r, x in ranks.items() for e in x.events]
+    errors = [found for found in errors if found[3]["kind"] == "error"]
     if not errors:
         return None
-    _, rank, event = min(errors, key=lambda found: found[0])
+    _, _, rank, event = min(errors, key=lambda found: found[:3])
     return rank, str(event.get("message"))
+
+
+def _is_echo(event: dict[str, Any]) -> bool:
+    return event.get("during") in EXCHANGES
 
 
 def ended_first(
@@ -82,8 +86,8 @@ def ended_first(
 ) -> dict[str, Any] | None:
     """In a run that did not end well: the rank that went first, its last step, and where it was.
 
-    Ranks that end within half a second of the first are taken together; among them, one that was not
-    waiting for the others, or that raised, is the one.
+    Ranks that end within half a second of the first are taken together. Among them: one that raised outside
+    an exchange; else one that was killed while it was not waiting for others; else whoever raised first.
     """
     if facts.status in ("completed", "running"):
         return None
@@ -93,10 +97,15 @@ def ended_first(
     )
     if not ended:
         return None
-    error = _first_error(ranks)
     together = [e for e in ended if e["time_ns"] - ended[0]["time_ns"] < TOGETHER_NS]
-    guilty = [e for e in together if error is not None and e["rank"] == error[0]]
-    guilty = guilty or [e for e in together if e.get("phase") != WAITING_FOR_OTHERS] or together
+    raised = {r for r, x in ranks.items() for e in x.events if e["kind"] == "error" and not _is_echo(e)}
+    error = _first_error(ranks)
+    guilty = (
+        [e for e in together if e["rank"] in raised]
+        or [e for e in together if not e.get("closed") and e.get("phase") != WAITING_FOR_OTHERS]
+        or [e for e in together if error is not None and e["rank"] == error[0]]
+        or together
+    )
     return {"rank": guilty[0]["rank"], "step": guilty[0].get("step"), "phase": guilty[0].get("phase")}
 
 

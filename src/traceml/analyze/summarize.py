@@ -82,8 +82,15 @@ def _rank_environment(ranks: dict[int, RankRecording], window: Window) -> dict[s
         "device_memory_bytes": device.get("capacity_bytes"),
         "batch_size": int(np.median(known)) if len(known) else None,
         "micro_batches": int(np.median(micro)) if len(micro) else None,
+        "model_parameters": _model_parameters(next(iter(ranks.values()))),
         "world_size": max((int(r.identity.get("world_size", 1)) for r in ranks.values()), default=1),
     }
+
+
+def _model_parameters(recorded: RankRecording) -> int | None:
+    """What the first optimizer that stepped trains."""
+    sizes = [e.get("parameters") for e in recorded.events if e["kind"] == "model"]
+    return sizes[0] if sizes and isinstance(sizes[0], int) else None
 
 
 def _overhead(window: Window, facts: RunFacts) -> dict[str, Any]:

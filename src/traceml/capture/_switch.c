@@ -400,7 +400,7 @@ static int Switch_init(Switch *s, PyObject *args, PyObject *kwargs) {
 }
 
 static void Switch_dealloc(Switch *s) {
-    PyTypeObject *type = Py_TYPE(s);
+    PyTypeObject *type = Py_TYPE((PyObject *)s);
     Py_XDECREF(s->mark);
     Py_XDECREF(s->clock);
     Py_XDECREF(s->cpu_clock);

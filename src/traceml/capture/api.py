@@ -15,13 +15,14 @@ from traceml.capture import install
 from traceml.capture.session import Session
 from traceml.errors import failsafe, say, say_once
 from traceml.schema import catalog as c
+from traceml.settings import is_switched_off
 
 HOW_TO_RECORD: Final = "start the script with `traceml run`, or call traceml.init() in it"
 SUMMARY_TIMEOUT_S: Final = 30.0
 
 
 def _session(caller: str) -> Session | None:
-    if os.environ.get("TRACEML_DISABLED", "0") not in ("", "0"):
+    if is_switched_off(os.environ):
         return None
     session = install.active()
     if session is None or session.run_dir is None:
@@ -36,7 +37,7 @@ def init(run_name: str | None = None, logs_dir: str | None = None) -> bool:
     Launched directly (`python train.py`), this also starts a detached monitor, which writes the summary
     when the process ends. Returns whether anything is recording.
     """
-    if os.environ.get("TRACEML_DISABLED", "0") not in ("", "0"):
+    if is_switched_off(os.environ):
         return False
     session = install.active()
     if session is not None and session.run_dir is not None:
@@ -115,7 +116,7 @@ class phase:
     def __enter__(self) -> None:
         session = self._session
         if session is not None and get_ident() == session.switch.thread:
-            self._outer = session.switch.enter_inside(session.user_slot(self._name))
+            self._outer = session.switch.enter_inside(session.user_phases.slot(self._name))
 
     def __exit__(
         self,

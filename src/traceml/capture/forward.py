@@ -118,7 +118,7 @@ class ForwardPatch:
                 result = original(self, *args, **kwargs)
             except BaseException as problem:
                 leave(outer)
-                session.phase_failed()
+                session.phase_failed(c.FORWARD)
                 hide_frame(problem)
                 raise
             leave(outer)

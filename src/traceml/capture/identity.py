@@ -48,6 +48,12 @@ def _packages() -> dict[str, str]:
     return {n: str(getattr(m, "__version__", "")) for n, m in loaded if m is not None}
 
 
+def trained_parameters(optimizer: Any) -> int:
+    """How many numbers this optimizer trains."""
+    groups = getattr(optimizer, "param_groups", ())
+    return sum(int(p.numel()) for group in groups for p in group["params"])
+
+
 def describe_process(torch: Any) -> dict[str, Any]:
     """Versions and the clock anchor that ties this process's clock to the wall clock."""
     return {

@@ -6,8 +6,10 @@ import atexit
 import functools
 import gc
 import os
+from collections.abc import Callable
 from typing import Any
 
+from traceml.capture.collector import CollectorWatch
 from traceml.capture.forward import ForwardPatch
 from traceml.capture.patches import (
     PATCHES,
@@ -23,6 +25,7 @@ from traceml.schema import catalog as c
 
 _active: Session | None = None
 _forward: ForwardPatch | None = None
+_collector: Callable[..., None] | None = None
 
 
 def active() -> Session | None:
@@ -33,7 +36,7 @@ def active() -> Session | None:
 @failsafe("installing TraceML", None)
 def activate(watch: Any = None, run_dir: str | None = None) -> Session | None:
     """Install the patches for a recording under `run_dir` (default: TRACEML_RUN_DIR). Idempotent."""
-    global _active, _forward
+    global _active, _forward, _collector
     if _active is not None:
         return _active
     import torch
@@ -50,7 +53,8 @@ def activate(watch: Any = None, run_dir: str | None = None) -> Session | None:
     session.on_step = _forward.settle
     session.on_blind_step = _forward.install
     session.measured |= 1 << c.FORWARD | 1 << c.VALIDATION
-    gc.callbacks.append(session.on_gc)
+    _collector = failsafe("timing garbage collection", None, session.off)(CollectorWatch(session).__call__)
+    gc.callbacks.append(_collector)
     atexit.register(session.close)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=session.begin)
@@ -72,6 +76,7 @@ def deactivate() -> None:
     take_out(_active)
     if _forward is not None:
         _forward.uninstall()
-    gc.callbacks.remove(_active.on_gc)
+    if _collector is not None:
+        gc.callbacks.remove(_collector)
     atexit.unregister(_active.close)
     _active = _forward = None

@@ -59,7 +59,7 @@ def wrap_backward(original: Callable[..., Any], session: Session) -> Callable[..
             result = original(*args, **kwargs)
         except BaseException as problem:
             leave(outer)
-            session.phase_failed()
+            session.phase_failed(c.BACKWARD)
             hide_frame(problem)
             raise
         now = leave(outer)
@@ -99,7 +99,7 @@ def wrap_optimizer_step(
             result = original(*args, **kwargs)
         except BaseException as problem:
             leave(outer)
-            session.phase_failed()
+            session.phase_failed(c.OPTIMIZER)
             hide_frame(problem)
             raise
         optimizer = args[optimizer_at] if len(args) > optimizer_at else kwargs.get("optimizer")
@@ -224,6 +224,7 @@ def wrap_collective(original: Callable[..., Any], session: Session) -> Callable[
         try:
             return original(*args, **kwargs)
         except BaseException as problem:
+            session.phase_failed(c.SYNC)
             hide_frame(problem)
             raise
         finally:
@@ -298,6 +299,7 @@ PATCHES: tuple[Patch, ...] = (
         for module in ("torch.distributed", "torch.distributed.distributed_c10d")
         for name in COLLECTIVES
     ),
+    Patch("torch._C._distributed_c10d", "Work.wait", wrap_collective),
     Patch("torch.distributed.checkpoint", "save", wrap_save),
     Patch("torch.distributed.checkpoint", "async_save", wrap_save),
     Patch("safetensors.torch", "save_file", wrap_save),

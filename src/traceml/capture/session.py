@@ -10,30 +10,29 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from traceml.capture import identity
 from traceml.capture.batch import first_array, size_of
-from traceml.capture.device import Device, DeviceClock, TorchDevice
+from traceml.capture.device import Device, DeviceClock
 from traceml.capture.events import EventLog
 from traceml.capture.gradients import GradientWatch
+from traceml.capture.identity import trained_parameters
 from traceml.capture.leader import ENDS_STEP, NOTHING, Leader
+from traceml.capture.rank import merged, open_recording
 from traceml.capture.switch import (
     PASS,
     PENDING_EVAL,
     PENDING_FETCH,
     ROW,
-    SLOTS,
     Switch,
     is_wait,
 )
-from traceml.capture.wrap import timed
-from traceml.errors import failsafe, say_once
+from traceml.capture.user_phases import UserPhases
+from traceml.errors import failsafe
 from traceml.recording import format as fmt
 from traceml.recording.writer import RecordingWriter
 from traceml.schema import catalog as c
 
 RSS_EVERY_NS: Final = 50_000_000
 DEVICE_MEMORY_EVERY_NS: Final = 50_000_000
-LONG_GC_NS: Final = 20_000_000
 
 
 class Session:
@@ -48,8 +47,8 @@ class Session:
         self.patched: list[tuple[Any, str, Any]] = []
         self.wrapped_optimizers: list[tuple[Any, Any]] = []
         self.settling = False  # still learning which modules to wrap
-        self.on_step: Callable[[], None] = _nothing  # then told of each step
-        self.on_blind_step: Callable[[], None] = _nothing  # told when a step had no forward at all
+        self.on_step: Callable[[], None] = lambda: None  # then told of each step
+        self.on_blind_step: Callable[[], None] = lambda: None  # told when a step had no forward at all
         self.begin()
 
     @property
@@ -67,6 +66,7 @@ class Session:
         self.leader = Leader()
         self.attention = True  # the next forward and backward need more than the fast path
         self.stepping = False  # a training step is under way or done: before it is start-up
+        self.failed_in: int | None = None
         self.aborted = False  # an exception left a phase; the next batch drops the step
         self.block_depth = 0
         self.blocks = False  # trace_step ends the steps
@@ -76,11 +76,11 @@ class Session:
         self.candidate: Any = None
         self.last_input: Any = None
         self.input_inferred = False
-        self.gc_since = 0
         self.rss_fd = -1
         self.memory_at = 0
         self.first_row = b""
-        self.user_slots: dict[str, int] = {}
+        self.sized = False  # how many parameters are trained is on record
+        self.user_phases = UserPhases()
         self.gradients = GradientWatch(self.switch)
 
     def adopt_thread(self) -> bool:
@@ -97,8 +97,6 @@ class Session:
         self.switch.thread = -1
         if self.writer is not None:
             self.writer.close(fmt.STATE_LOST)
-
-    # ---- batches -----------------------------------------------------------------------------
 
     def role_of(self, iterator: Any) -> int:
         """First fetch of a loader's iterator: evaluation if gradients are off, else not known yet."""
@@ -149,8 +147,6 @@ class Session:
             self.loader_seen = True
         else:
             self.switch.forget_counts()
-
-    # ---- forward, backward -------------------------------------------------------------------
 
     def enter_forward(self, module: Any, args: Any, kwargs: Any) -> int:
         """An outermost module call that needs a look: evaluation, a first batch, no loader in sight."""
@@ -224,10 +220,11 @@ class Session:
             self.end_after_backward = False
             self.end_step(now)
 
-    # ---- the ends of a step ------------------------------------------------------------------
-
     def optimizer_stepped(self, optimizer: Any, now: int) -> None:
         """An outermost optimizer step returned."""
+        if not self.sized:
+            self.sized = True
+            self.events.add("model", self.step + 1, now, parameters=trained_parameters(optimizer))
         if self.blocks:
             return
         self._training_begins()
@@ -268,9 +265,10 @@ class Session:
         else:
             self.end_step(self.switch.clock())
 
-    def phase_failed(self) -> None:
+    def phase_failed(self, slot: int) -> None:
         """An exception left a phase: if the next batch comes, this step never completed."""
         self.aborted = self.stepping
+        self.failed_in = slot
         self.look_closer()
 
     def drop_step(self) -> None:
@@ -298,7 +296,7 @@ class Session:
         else:
             if switch.row_at == switch.row_end:
                 self.writer.grow()
-                self._rows_into_writer(switch.sequence)
+                self.rows_into_writer(switch.sequence)
             switch.publish(now, c.FLAG_INPUT_INFERRED if self.input_inferred else 0)
         if self.settling or switch.step & (switch.step - 1) == 0 or self.device_clock is not None:
             self._after_step()
@@ -315,7 +313,7 @@ class Session:
         self.attention = True
         self.switch.quick = False
 
-    def _rows_into_writer(self, sequence: int) -> None:
+    def rows_into_writer(self, sequence: int) -> None:
         writer = self.writer
         assert writer is not None
         self.switch.rows_into(writer.map, writer.offset, writer.end, writer.row_size, sequence)
@@ -338,24 +336,23 @@ class Session:
         scratch = bytearray(writer.row_size)
         writer.offset, writer.count = switch.row_at, switch.sequence
         switch.rows_into(scratch, 0, len(scratch), len(scratch), 0)
+        switch.step = 0
         switch.publish(now, 0)
-        switch.step = 1
-        self.first_row = _merged(self.first_row, bytes(scratch[: ROW.size]))
-        writer.append_packed(_with_step(self.first_row, 1))
-        self._rows_into_writer(writer.count)
-
-    # ---- becoming a rank ---------------------------------------------------------------------
+        self.first_row = merged(self.first_row, bytes(scratch[: ROW.size]))
+        writer.append_packed(self.first_row)
+        self.rows_into_writer(writer.count)
 
     def become_rank(self, tensor: Any) -> None:
         """The process starts to train: give it a recording. Without a run folder, nothing happens."""
         if self.run_dir is None:
             return
-        _open_recording(self, tensor)
+        open_recording(self, tensor)
 
     def use_device(self, device: Device, path: str, header: dict[str, Any]) -> None:
         """Time on this accelerator too: its rows go to a recording of their own."""
         self.device = device
         self.switch.flags |= c.FLAG_DEVICE_MEMORY
+        self.switch.allocated, self.switch.reserved = device.memory()
         self.look_closer()
         publish = RecordingWriter(path, c.DEVICE_COLUMNS, header).append
         self.device_clock = DeviceClock(device, publish)
@@ -374,40 +371,6 @@ class Session:
             self.memory_at = now
             self.switch.allocated, self.switch.reserved = self.device.memory()
 
-    # ---- garbage collection, user phases, the end --------------------------------------------
-
-    def on_gc(self, when: str, _info: dict[str, int]) -> None:
-        """Python's collector starts or stops; only what stops the training thread counts."""
-        if threading.get_ident() != self.switch.thread:
-            return
-        now = self.switch.clock()
-        if when == "start":
-            self.gc_since = now
-            return
-        pause = now - self.gc_since
-        self.switch.gc_ns += pause
-        if is_wait(self.switch.current):
-            self.switch.gc_wait_ns += pause
-        if pause > LONG_GC_NS and self.stepping:
-            self.events.add("gc", self.step + 1, self.gc_since, pause)
-
-    def user_slot(self, name: str) -> int:
-        """The slot of a user's phase name; names beyond the slots share the last one."""
-        slot = self.user_slots.get(name)
-        if slot is None:
-            used = len(set(self.user_slots.values()))
-            slot = c.FIRST_USER + min(used, c.USER_SLOTS - 1)
-            self.user_slots[name] = slot
-            if self.writer is not None:
-                self._write_user_name(name, slot)
-        return slot
-
-    def _write_user_name(self, name: str, slot: int) -> None:
-        index = slot - c.FIRST_USER
-        shared = index == c.USER_SLOTS - 1 and len(self.user_slots) > c.USER_SLOTS
-        if self.writer is not None:
-            self.writer.set_name(index, "other phases" if shared else name)
-
     @failsafe("closing the recording", None)
     def close(self) -> None:
         """At interpreter exit: take what the device has ready, note a fatal error, mark the end."""
@@ -416,7 +379,8 @@ class Session:
         error = getattr(sys, "last_value", None)
         if error is not None and not isinstance(error, SystemExit):
             text = f"{type(error).__name__}: {error}"[:500]
-            self.events.add("error", self.step + 1, time.perf_counter_ns(), message=text)
+            during = c.PHASES[self.failed_in].key if self.aborted and self.failed_in is not None else None
+            self.events.add("error", self.step + 1, time.perf_counter_ns(), message=text, during=during)
         if self.device_clock is not None:
             self.device_clock.poll()
         self.writer.close()
@@ -430,91 +394,3 @@ def _renewed(old: Switch) -> Switch:
     old.__init__()  # type: ignore[misc]
     old.thread = threading.get_ident()
     return old
-
-
-def _merged(first: bytes, more: bytes) -> bytes:
-    """Two consecutive stretches of one step as one row: times add up, states are the later ones."""
-    row = []
-    columns = zip(c.STEP_COLUMNS, ROW.unpack(first), ROW.unpack(more), strict=True)
-    for (name, _), a, b in columns:
-        if name == "begin_ns":
-            row.append(a)
-        elif name in ("step", "end_ns") or name.endswith("_bytes"):
-            row.append(b)
-        else:
-            row.append(a | b if name == "flags" else a + b)
-    return ROW.pack(*row)
-
-
-def _with_step(row: bytes, step: int) -> bytes:
-    return step.to_bytes(8, "little") + row[8:]
-
-
-def _switch_cost_ns() -> tuple[int, int]:
-    """What one phase switch and one row cost here, measured on scratch objects."""
-    scratch = Switch()
-    scratch.thread = threading.get_ident()
-    wrapped = timed(_nothing, scratch, c.FORWARD)
-    switch_ns = _fastest_ns(wrapped)
-    # Packing is about a third of what ending a step costs (list, counters, sequence number).
-    rows = bytearray(256 * 128)
-    scratch.rows_into(rows, 0, len(rows), 256, 0)
-    row_ns = 3 * _fastest_ns(lambda: scratch.publish(scratch.since, 0))
-    return switch_ns, row_ns
-
-
-def _fastest_ns(function: Callable[[], object], rounds: int = 20, batches: int = 5) -> int:
-    """Cost of one call when nothing disturbs it: the best of several batches."""
-    best = 1 << 60
-    for _ in range(batches):
-        began = time.perf_counter_ns()
-        for _ in range(rounds):
-            function()
-        best = min(best, time.perf_counter_ns() - began)
-    return best // rounds
-
-
-def _nothing() -> None:
-    """Something to wrap."""
-
-
-def _open_recording(session: Session, tensor: Any) -> None:
-    torch = session.torch
-    session.switch.thread = threading.get_ident()
-    who = identity.identify(torch)
-    switch_ns, row_ns = _switch_cost_ns()
-    kind = getattr(getattr(tensor, "device", None), "type", "cpu")
-    header = {
-        "kind": "steps",
-        "identity": who,
-        "process": identity.describe_process(torch),
-        "device": {"type": kind},
-        "overhead": {"switch_ns": switch_ns, "row_ns": row_ns},
-        "slots": SLOTS,
-    }
-    stem = os.path.join(session.run_dir or "", "recording", f"rank-{who['rank']}.{os.getpid()}")
-    device = None
-    if kind not in ("cpu", "meta"):
-        device = TorchDevice(torch, kind, tensor.device.index or 0)
-        header["device"] = {
-            "type": kind,
-            "name": device.name,
-            "capacity_bytes": device.capacity_bytes(),
-        }
-    else:
-        session.measured &= ~(1 << c.H2D)  # no device to copy to: not measured, not 0
-    if who["world_size"] == 1:
-        session.measured &= ~(1 << c.SYNC)
-    session.switch.flags = session.measured
-    session.writer = RecordingWriter(stem + ".steps", c.STEP_COLUMNS, header)
-    session._rows_into_writer(0)
-    session.switch.show_in(session.writer.live, fmt.LIVE_PHASE)
-    if device is not None:
-        session.use_device(device, stem + ".device", {**header, "kind": "device"})
-    session.events.open(stem + ".events.jsonl")
-    try:
-        session.rss_fd = os.open("/proc/self/statm", os.O_RDONLY)
-    except OSError:
-        say_once("no /proc here: memory per step is not recorded")
-    for name, slot in session.user_slots.items():
-        session._write_user_name(name, slot)

@@ -44,11 +44,15 @@ def _toml(path: Path) -> dict[str, Any]:
     else:
         import tomli as tomllib
     try:
-        found: dict[str, Any] = tomllib.loads(path.read_text())
+        data = path.read_bytes()
+    except OSError:
+        return {}  # somebody else's file, which we cannot even open, is not our business
+    try:
+        found: dict[str, Any] = tomllib.loads(data.decode())
         return found
-    except (ValueError, OSError) as problem:
-        if "[tool.traceml]" not in path.read_text(errors="replace"):
-            return {}  # somebody else's broken file is not our business
+    except ValueError as problem:
+        if b"[tool.traceml]" not in data:
+            return {}  # nor is a broken one
         raise CommandError(f"{path}: cannot be read as TOML ({_first_line(problem)})") from None
 
 

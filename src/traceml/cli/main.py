@@ -27,6 +27,8 @@ class Command:
 COMMANDS = (
     Command("run", "run a training command and diagnose it"),
     Command("view", "print the summary of a run again, or rebuild it from its recording"),
+    Command("compare", "compare two runs (or several a side): what changed, and is it real"),
+    Command("runs", "list the runs of a folder"),
     Command("attach", "watch a process that called traceml.init() (started by it)", hidden=True),
 )
 

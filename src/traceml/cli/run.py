@@ -109,13 +109,13 @@ def _short(path: Path) -> str:
 
 def usage() -> str:
     """`traceml run --help`."""
-    rows = "\n".join(f"  {s.flag + ('' if s.is_switch else ' VALUE'):<22}{s.help}" for s in SETTINGS)
+    rows = "\n".join(f"  {s.flag + ('' if s.is_switch else ' VALUE'):<26}{s.help}" for s in SETTINGS)
     return (
         "usage: traceml run [flags] train.py [flags] [--args|--] [the script's arguments]\n"
         "       traceml run [flags] -m package.module [flags] [--args|--] [arguments]\n"
         "       traceml run [flags] command [its arguments]\n\n"
         "Runs the command untouched and ends with a diagnosis in <logs-dir>/<run-name>/.\n\n"
         f"flags:\n{rows}\n"
-        "  --disable-traceml     start the command natively: nothing imported, nothing wrapped\n\n"
+        "  --disable-traceml         start the command natively: nothing imported, nothing wrapped\n\n"
         "Each flag is also a TRACEML_* variable and a key of traceml.yaml or [tool.traceml].\n"
     )

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
-import msgspec
-
 from traceml.cli.result import build, encode, write_json, write_text
+from traceml.collect import summary_file
 from traceml.collect.monitor import recovered_manifest
 from traceml.collect.rundir import RECORDING, SUMMARY_JSON, is_alive, write_manifest
 from traceml.errors import CommandError, say
 from traceml.present.text import render
 from traceml.schema.summary import Summary
-
-MOST_BYTES = 256 * 1024 * 1024
 
 
 def main(words: list[str]) -> int:
@@ -24,8 +22,18 @@ def main(words: list[str]) -> int:
     parser.add_argument("path", help="final_summary.json, a run folder, or a run name under logs/")
     parser.add_argument("--json", action="store_true", help="print the JSON instead of the text")
     parser.add_argument("--logs-dir", default="logs", help="where run names are looked up")
+    parser.add_argument(
+        "--merge",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="a folder <run>.node<k> whose rows did not all reach node 0; may be given several times",
+    )
     given = parser.parse_args(words)
-    summary = load(Path(given.path), Path(given.logs_dir))
+    if given.merge:
+        summary = merge(_run_folder(Path(given.path), Path(given.logs_dir)), [Path(f) for f in given.merge])
+    else:
+        summary = load(Path(given.path), Path(given.logs_dir))
     sys.stdout.write(encode(summary).decode() if given.json else render(summary))
     return 0
 
@@ -43,20 +51,33 @@ def load(path: Path, logs: Path) -> Summary:
     return read_summary(path)
 
 
+def _run_folder(path: Path, logs: Path) -> Path:
+    found = path if path.is_dir() else logs / path
+    if not (found / RECORDING).is_dir():
+        raise CommandError(f"{path}: not a TraceML run folder (no {RECORDING}/ in it)")
+    return found
+
+
+def merge(folder: Path, sources: list[Path]) -> Summary:
+    """Take over what other nodes kept on their own disks, then make the summary anew."""
+    from traceml.collect.relay.merge import merge_node_folder
+
+    for source in sources:
+        node = re.search(r"\.node(\d+)$", source.name)
+        if node is None or not (source / RECORDING).is_dir():
+            raise CommandError(f"{source}: not a node's run folder; its name ends in .node<k>")
+        merged = merge_node_folder(source, folder, int(node.group(1)))
+        for name, problem in merged.problems.items():
+            say(f"{source / RECORDING / name} was left out: {problem}")
+    return rebuild(folder)
+
+
 def read_summary(path: Path) -> Summary:
-    """Read final_summary.json; anything else is one clear line."""
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise CommandError(f"{path}: too large to be a summary")
-        data = path.read_bytes()
-    except OSError as problem:
-        raise CommandError(f"{path}: cannot be read ({problem.strerror})") from None
-    if not data.strip():
-        raise CommandError(f"{path}: the file is empty")
-    try:
-        return msgspec.json.decode(data, type=Summary)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        raise CommandError(f"{path}: not a TraceML summary (final_summary.json)") from None
+    """Read final_summary.json, ours or the released package's; anything else is one clear line."""
+    reading = summary_file.read(path)
+    for note in reading.notes:
+        say(note)
+    return reading.summary
 
 
 def rebuild(folder: Path) -> Summary:

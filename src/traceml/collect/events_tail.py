@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 MOST_EVENTS: Final = 1_000
+ALWAYS_KEPT: Final = ("error", "model")
 Event = dict[str, Any]
 
 
@@ -61,7 +62,7 @@ def notable(events: list[Event]) -> list[Event]:
         return events
     half = MOST_EVENTS // 2
     older = range(len(events) - half)
-    longest = sorted(older, key=lambda i: (events[i]["kind"] == "error", _duration(events[i])))[-half // 2 :]
+    longest = sorted(older, key=lambda i: (events[i]["kind"] in ALWAYS_KEPT, _duration(events[i])))[-half // 2 :]
     return [events[i] for i in sorted(longest)] + events[-half:]
 
 

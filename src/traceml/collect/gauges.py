@@ -65,8 +65,8 @@ class Gauges:
             cpu_percent, rss_bytes, delay_percent = process.usage()
         except psutil.Error:
             return None  # it has ended
-        gpu = sum(r.process_bytes.get(pid, 0) for r in readings) if readings else None
-        return _or_nan(cpu_percent), rss_bytes, _or_nan(gpu), _or_nan(delay_percent)
+        gpu_bytes = process_gpu_bytes(readings, pid)
+        return _or_nan(cpu_percent), rss_bytes, _or_nan(gpu_bytes), _or_nan(delay_percent)
 
 
 class _Process:
@@ -108,6 +108,12 @@ def run_delay_seconds(tasks: Path) -> float | None:
 def _cpu_seconds(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
+
+
+def process_gpu_bytes(readings: list[GpuReading], pid: int) -> float | None:
+    """Device memory of a process; None where no driver tells (inside a container it knows other ids)."""
+    told = [r.process_bytes[pid] for r in readings if pid in r.process_bytes]
+    return float(sum(told)) if told else None
 
 
 def gpu_columns(readings: list[GpuReading]) -> list[float]:

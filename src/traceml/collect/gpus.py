@@ -17,7 +17,7 @@ class GpuReading:
     temp_c: float | None
     power_w: float | None
     power_limit_w: float | None
-    process_bytes: Mapping[int, int]
+    process_bytes: Mapping[int, int]  # of the processes whose memory the driver tells
 
 
 class GpuSource(Protocol):
@@ -60,7 +60,7 @@ class NvmlGpus:
             temp_c=self._ask(nvml.nvmlDeviceGetTemperature, handle, 0),
             power_w=None if power is None else power / 1000,
             power_limit_w=None if limit is None else limit / 1000,
-            process_bytes={p.pid: p.usedGpuMemory or 0 for p in processes},
+            process_bytes={p.pid: p.usedGpuMemory for p in processes if p.usedGpuMemory is not None},
         )
 
     def _ask(self, question: Any, *args: Any) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from traceml.errors import CommandError
+from traceml.settings import DISABLED_VARIABLE
 
 
 def python_command(target: str, arguments: list[str], is_module: bool) -> list[str]:
@@ -63,7 +64,9 @@ def injected_environment(environment: Mapping[str, str], run_dir: Path) -> dict[
     inject = str(Path(__file__).resolve().parent.parent / "inject")
     before = environment.get("PYTHONPATH")
     path = inject if not before else os.pathsep.join([inject, before])
-    return {**environment, "PYTHONPATH": path, "TRACEML_RUN_DIR": str(run_dir)}
+    # Whether to record is settled here: TRACEML_DISABLED=no must not be read as yes further down.
+    kept = {k: v for k, v in environment.items() if k != DISABLED_VARIABLE}
+    return {**kept, "PYTHONPATH": path, "TRACEML_RUN_DIR": str(run_dir)}
 
 
 def native_environment(environment: Mapping[str, str]) -> dict[str, str]:

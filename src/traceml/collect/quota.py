@@ -45,12 +45,12 @@ def _limit(folder: Path) -> float | None:
     try:
         quota, period = (folder / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
+    except (OSError, ValueError, ZeroDivisionError):
         pass
     try:
         quota_us = int((folder / "cpu.cfs_quota_us").read_text())
         return quota_us / int((folder / "cpu.cfs_period_us").read_text()) if quota_us > 0 else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, ZeroDivisionError):
         return None
 
 

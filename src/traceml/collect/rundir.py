@@ -18,12 +18,16 @@ MANIFEST: Final = "manifest.json"
 RECORDING: Final = "recording"
 SUMMARY_JSON: Final = "final_summary.json"
 SUMMARY_TEXT: Final = "final_summary.txt"
+MOST_STEM_BYTES: Final = 150
+"""Of a script's name in the run's: file systems take 255, and the time and a number follow."""
+LARGEST_PID: Final = 2**31 - 1
 
 
 def default_run_name(command: list[str]) -> str:
     """Script or program name and the time, so that runs sort by date within a script."""
     stem = re.sub(r"[^\w.-]+", "_", Path(command[0]).stem).strip("._-") or "run"
-    return f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    short = stem.encode()[:MOST_STEM_BYTES].decode(errors="ignore")
+    return f"{short}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def create(logs_dir: str, run_name: str | None, command: list[str], overwrite: bool) -> Path:
@@ -72,8 +76,8 @@ def _remove_run(folder: Path) -> None:
 
 def is_alive(pid: Any) -> bool:
     """Whether a process with this id exists."""
-    if not isinstance(pid, int):
-        return False
+    if not isinstance(pid, int) or not 0 < pid <= LARGEST_PID:
+        return False  # 0 and below would ask for whole groups of processes
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

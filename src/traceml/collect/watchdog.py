@@ -32,6 +32,7 @@ class RankState:
     ended_ns: int
     usual_ns: float
     alive: bool
+    closed: bool  # the interpreter got to its end
 
 
 class Watchdog:
@@ -81,6 +82,7 @@ class Watchdog:
             "time_ns": time.perf_counter_ns(),
             "duration_ns": int(duration_ns),
             "phase": phase_name(state.phase),
+            "closed": state.closed,
         }
         with (self._tail.folder / EVENTS).open("a") as file:
             file.write(json.dumps(event) + "\n")
@@ -99,6 +101,7 @@ class Watchdog:
             ended_ns=int(rows["end_ns"][-1]) if len(rows) else 0,
             usual_ns=float(np.median(recent["end_ns"] - recent["begin_ns"])) if len(rows) else 0.0,
             alive=is_running(pid) and writer_state == STATE_RUNNING,
+            closed=writer_state != STATE_RUNNING,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import unicodedata
 from collections.abc import Sequence
 
 from traceml.schema import fmt
@@ -10,6 +11,7 @@ from traceml.schema.summary import Finding, MetricStat, Section, Summary
 
 WIDTH = 100
 RULE = "-" * WIDTH
+LONGEST_NAME = 36
 SEVERITY = {"info": "", "warn": "  (warning)", "crit": "  (critical)"}
 SECTIONS = (
     ("step_time", "Step time"),
@@ -30,14 +32,48 @@ def render(summary: Summary) -> str:
         for note in summary.run.notes:
             lines += _wrapped("- ", note, indent=2)
     lines += ["", *_foot(summary), RULE]
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    return "\n".join(_cut(_printable(line), WIDTH).rstrip() for line in lines) + "\n"
+
+
+def _printable(text: str) -> str:
+    """Names and reasons are other people's: nothing in them may move the cursor or break a line."""
+    if text.isprintable():
+        return text
+    return "".join(ch if ch.isprintable() else " " if ch.isspace() else "?" for ch in text)
+
+
+def _columns(text: str) -> int:
+    """Columns on a screen: wide characters take two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(ch) in "WF" for ch in text)
+    return len(text) + wide - sum(unicodedata.combining(ch) != 0 for ch in text)
+
+
+def _cut(text: str, columns: int) -> str:
+    """The text, or as much of it as fits with an ellipsis."""
+    if _columns(text) <= columns:
+        return text
+    while _columns(text) >= columns:
+        text = text[: -max(1, (_columns(text) - columns) // 2)]
+    return text + "…"
+
+
+def _spread(left: str, right: str) -> str:
+    """One line: the left part cut where it would run into the right one."""
+    right = _cut(_printable(right), WIDTH * 2 // 3)
+    left = _cut(_printable(left), WIDTH - 2 - _columns(right))
+    return left + " " * (WIDTH - _columns(left) - _columns(right)) + right
 
 
 def _wrapped(label: str, text: str, indent: int = 0) -> list[str]:
     lead = " " * indent + label
+    text = _printable(text)
+    # With wide characters in it, half as many are sure to fit.
+    wide = _columns(text) > len(text)
     return textwrap.wrap(
         text,
-        WIDTH,
+        len(lead) + (WIDTH - len(lead)) // 2 if wide else WIDTH,
         initial_indent=lead,
         subsequent_indent=" " * len(lead),
         break_long_words=True,
@@ -54,8 +90,7 @@ def _head(summary: Summary) -> list[str]:
         f"{run.world_size} ranks" if run.world_size > 1 else "",
     ]
     right = ", ".join(f for f in facts if f)
-    name = run.name if len(run.name) + len(right) < WIDTH - 12 else run.name[: WIDTH - 16 - len(right)] + "…"
-    return [f"TraceML  {name}".ljust(WIDTH - len(right)) + right]
+    return [_spread(f"TraceML  {run.name}", right)]
 
 
 def _verdict(summary: Summary) -> list[str]:
@@ -76,7 +111,7 @@ def _verdict(summary: Summary) -> list[str]:
 
 def _title(title: str, section: Section, right: str = "") -> list[str]:
     found = section.diagnosis
-    return [f"{title:<13}{found.status}{SEVERITY.get(found.severity, '')}".ljust(WIDTH - len(right)) + right]
+    return [_spread(f"{title:<13}{found.status}{SEVERITY.get(found.severity, '')}", right)]
 
 
 def _others(summary: Summary, name: str) -> list[str]:
@@ -103,7 +138,8 @@ def _step_time(summary: Summary) -> list[str]:
     window = section.window
     span = ""
     if window.get("num_steps"):
-        span = f"steps {window['start_step']} to {window['end_step']}, {window['clock']} clock"
+        first, last = (fmt.plain(window.get(key)) for key in ("start_step", "end_step"))
+        span = f"steps {first} to {last}, {window.get('clock') or 'unknown'} clock"
     lines = _title("Step time", section, span)
     lines += _others(summary, "step_time")
     if not window.get("num_steps"):
@@ -123,7 +159,7 @@ def _step_time(summary: Summary) -> list[str]:
     rates = [
         f"{labels[k]['label'].lower()} {fmt.rate(section.metrics[k].average)}"
         for k in ("samples_per_s", "tokens_per_s")
-        if k in section.metrics and section.metrics[k].average is not None
+        if k in labels and k in section.metrics and section.metrics[k].average is not None
     ]
     if rates:
         lines.append("  " + ", ".join(rates))
@@ -151,11 +187,10 @@ def _says_something(key: str, stat: MetricStat) -> bool:
 def _time_cells(stat: MetricStat, many: bool) -> list[str]:
     share = fmt.share(stat.share) if stat.share is not None else ""
     if many:
-        rank = "" if stat.worst.rank is None else f"r{stat.worst.rank}"
         return [
             fmt.ms(stat.median.value),
             fmt.ms(stat.worst.value),
-            rank,
+            fmt.rank(stat.worst.rank),
             fmt.share(stat.skew),
             share,
         ]
@@ -164,12 +199,15 @@ def _time_cells(stat: MetricStat, many: bool) -> list[str]:
 
 def _table(rows: Sequence[Sequence[str]], indent: int = 2) -> list[str]:
     """Left-aligned names, right-aligned numbers."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    names = [_cut(_printable(row[0]), LONGEST_NAME) for row in rows]
+    first = max(12, *(_columns(name) for name in names))
+    widths = [max(9, *(len(row[i]) for row in rows)) + 2 for i in range(1, len(rows[0]))]
     return [
         " " * indent
-        + row[0].ljust(max(widths[0], 12))
-        + "".join(cell.rjust(max(width, 9) + 2) for cell, width in zip(row[1:], widths[1:], strict=True))
-        for row in rows
+        + name
+        + " " * (first - _columns(name))
+        + "".join(cell.rjust(width) for cell, width in zip(row[1:], widths, strict=True))
+        for name, row in zip(names, rows, strict=True)
     ]
 
 
@@ -187,7 +225,7 @@ def _memory(summary: Summary) -> list[str]:
                     labels.get(key, key),
                     fmt.size(stat.median.value),
                     fmt.size(stat.worst.value),
-                    f"r{stat.worst.rank}",
+                    fmt.rank(stat.worst.rank),
                     fmt.share(stat.skew),
                 ]
             )
@@ -210,7 +248,7 @@ def _gauges(summary: Summary, name: str, title: str) -> list[str]:
     table = [["", "Mean", "p95", *(("Worst", noun) if members > 1 else ())]]
     for key, stat in section.metrics.items():
         if stat.average is not None and key in rows:
-            show = fmt.BY_UNIT[rows[key]["unit"]]
+            show = fmt.BY_UNIT.get(rows[key]["unit"], fmt.count)
             worst = (show(stat.worst.value), f"{letter}{stat.worst.rank}") if members > 1 else ()
             table.append([rows[key]["label"], show(stat.average), show(stat.p95), *worst])
     return lines + (_table(table) if len(table) > 1 else [])

@@ -46,6 +46,16 @@ def count(value: float | None) -> str:
     return MISSING if value is None else f"{value:,.0f}"
 
 
+def plain(value: int | None) -> str:
+    """A number that names something, a step for example: no separators."""
+    return MISSING if value is None else f"{value}"
+
+
+def rank(value: int | None) -> str:
+    """A rank, as r3."""
+    return "" if value is None else f"r{value}"
+
+
 def rate(value: float | None) -> str:
     """Something a second."""
     if value is None:

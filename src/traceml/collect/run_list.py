@@ -1,0 +1,64 @@
+"""The runs of a folder: what each one's summary and manifest say, read one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from traceml.collect import summary_file
+from traceml.collect.fields import clean
+from traceml.collect.rundir import MANIFEST, SUMMARY_JSON, is_alive, read_manifest
+from traceml.errors import CommandError
+from traceml.schema.listed_run import ListedRun
+
+
+def list_runs(logs: Path) -> list[ListedRun]:
+    """Every run folder in `logs`. One that cannot be read is listed with its problem."""
+    try:
+        folders = sorted(path for path in logs.iterdir() if path.is_dir())
+    except OSError as problem:
+        reason = problem.strerror or "unreadable"
+        raise CommandError(f"{clean(str(logs))}: cannot be read ({reason})") from None
+    return [_listed(folder) for folder in folders if _is_run(folder)]
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (MANIFEST, SUMMARY_JSON))
+
+
+def _listed(folder: Path) -> ListedRun:
+    name, path = clean(folder.name), clean(str(folder))
+    if not (folder / SUMMARY_JSON).exists():
+        return _from_manifest(folder, name, path)
+    try:
+        summary = summary_file.read(folder / SUMMARY_JSON).summary
+    except CommandError as problem:
+        return ListedRun(name, path, problem=str(problem).partition(": ")[2] or str(problem))
+    step = summary.step_time.metrics.get("step_ms")
+    total = summary.run.steps.get("total")
+    return ListedRun(
+        name=name,
+        path=path,
+        started_at=summary.run.started_at or summary.run.ended_at,
+        status=summary.run.status,
+        exit_code=summary.run.exit_code,
+        verdict=summary.primary_diagnosis.status,
+        severity=summary.primary_diagnosis.severity,
+        step_ms=step.average if step is not None else None,
+        steps=total,
+        world_size=summary.run.world_size,
+        duration_s=summary.run.duration_s,
+    )
+
+
+def _from_manifest(folder: Path, name: str, path: str) -> ListedRun:
+    """A run that is still going on, or whose monitor was killed before the summary."""
+    manifest = read_manifest(folder)
+    started, status = manifest.get("started_at"), manifest.get("status")
+    running = status == "running" and is_alive(manifest.get("monitor_pid"))
+    return ListedRun(
+        name=name,
+        path=path,
+        started_at=clean(started) if isinstance(started, str) else None,
+        status="running" if running else "unfinished",
+        problem=None if running else f"no summary; `traceml view {path}` makes it",
+    )

@@ -1,0 +1,149 @@
+"""The result of `traceml compare`: the only thing that its presenters read, and its JSON file.
+
+Times in ms, memory in bytes, shares 0..1. Delta is always B - A. What could not be compared is
+None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+SCHEMA: Final = "traceml.compare/1"
+
+IMPROVEMENT: Final = "IMPROVEMENT"
+REGRESSION: Final = "REGRESSION"
+NO_CHANGE: Final = "NO CHANGE"
+MIXED: Final = "MIXED"
+INCONCLUSIVE: Final = "INCONCLUSIVE"
+VERDICTS: Final = (IMPROVEMENT, REGRESSION, NO_CHANGE, MIXED, INCONCLUSIVE)
+
+BETTER, WORSE, SAME, CHANGED, UNCLEAR = "improved", "worsened", "same", "changed", "unclear"
+
+
+@dataclass(frozen=True, slots=True)
+class RunRef:
+    """One run of a side: what it is called and where its summary was read from."""
+
+    name: str
+    path: str = ""
+    schema: str = ""
+    status: str = ""
+    steps: int | None = None
+    started_at: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A or B: one run, or several of the same thing."""
+
+    name: str
+    runs: list[RunRef]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """How much the typical step changed and how sure that is."""
+
+    basis: str  # step | sample | token: the time per which of these
+    a_ms: float | None = None
+    b_ms: float | None = None
+    delta_share: float | None = None
+    low_share: float | None = None  # None: the files hold nothing to make an interval from
+    high_share: float | None = None
+    confidence: float | None = None
+    noise_floor_share: float | None = None
+    run_noise_share: float | None = None
+    a_blocks: int = 0
+    b_blocks: int = 0
+    contention_share: float = 0.0  # of the machine, used by others while it was full
+    change: str = UNCLEAR
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """A diagnosis before and after."""
+
+    a: str | None
+    b: str | None
+    change: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One number before and after. `delta_share` is None where a ratio says nothing (shares,
+    percentages).
+    """
+
+    label: str
+    section: str
+    unit: str  # as in the catalogue, or "share"
+    a: float | None
+    b: float | None
+    delta: float | None
+    delta_share: float | None
+    notable: bool = True  # False: it says nothing in a short report
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """How much of the change of the step one phase accounts for; `rank` when one rank's phases
+    are meant.
+    """
+
+    phase: str
+    label: str
+    delta_ms: float
+    share: float
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mover:
+    """A rank, or all ranks of a node, whose own work moved apart from the others'."""
+
+    ranks: list[int]
+    node: int | None
+    phase: str
+    label: str
+    a_ms: float
+    b_ms: float
+    delta_ms: float
+    others_delta_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Something that is not the same in A and B, so that the comparison is not like with like."""
+
+    what: str
+    a: str
+    b: str
+    matters: bool  # False: good to know; True: it alone can move the step time
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """compare/<a>_vs_<b>.json."""
+
+    schema: str = field(default=SCHEMA, kw_only=True)
+    a: Side
+    b: Side
+    verdict: str
+    why: str
+    next: str
+    interval: Interval
+    diagnosis: dict[str, Shift]
+    metrics: dict[str, Change]
+    memory_change: str = UNCLEAR
+    explained_by: list[Cause] = field(default_factory=list)
+    moved: list[Mover] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def diagnosis_moved(self) -> bool:
+        """Whether the headline should say from which diagnosis to which."""
+        shift = self.diagnosis["primary"]
+        told = self.verdict in (IMPROVEMENT, REGRESSION, MIXED) and shift.change != UNCLEAR
+        return told and shift.a != shift.b

@@ -1,0 +1,1 @@
+"""Tests of `traceml compare` and `traceml runs`."""

@@ -1,0 +1,89 @@
+"""Like with like: what differs is listed, what cannot be compared is not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.compare.making import compared, summary
+from traceml.schema.comparison import IMPROVEMENT, NO_CHANGE, REGRESSION
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"environment": {"torch": "2.14"}}, "torch"),
+        ({"environment": {"device": "cuda"}}, "device"),
+        ({"environment": {"device_name": "H200"}}, "device model"),
+        ({"environment": {"model_parameters": 7_000}}, "model parameters"),
+        ({"batch": 64}, "batch size"),
+        ({"world": 2}, "world size"),
+        ({"clock": "device"}, "clock"),
+    ],
+)
+def test_every_difference_is_listed(change: dict[str, object], what: str) -> None:
+    """A differing batch, world, device, version, model or clock is listed as one that matters."""
+    known = {"device": "cpu", "device_name": "A100", "model_parameters": 5_000}
+    own = change.pop("environment", {})
+    assert isinstance(own, dict)
+    a = summary(environment=known)
+    b = summary(seed=1, environment={**known, **own}, **change)  # type: ignore[arg-type]
+    found = {d.what: d for d in compared(a, b).differences}
+    assert found[what].matters
+    assert not compared(a, summary(seed=1, environment=known)).differences
+
+
+def test_warmup_and_unknown_facts() -> None:
+    """A different warm-up is context; what only one side knows is no difference."""
+    a, b = summary(), summary(seed=1, environment={"device_name": "A100"})
+    b.step_time.window["warmup_steps"] = 9
+    found = compared(a, b).differences
+    assert [(d.what, d.a, d.b, d.matters) for d in found] == [("warm-up steps left out", "1", "9", False)]
+
+
+def test_a_larger_batch_is_judged_per_sample() -> None:
+    """Twice the batch in 1.6 times the time is an IMPROVEMENT: time per sample is what counts."""
+    found = compared(summary(100, batch=32), summary(160, batch=64, seed=1))
+    assert found.interval.basis == "sample"
+    assert found.interval.delta_share == pytest.approx(-0.2, abs=0.02)
+    assert found.verdict == IMPROVEMENT
+    assert found.why.startswith("The time per sample is faster")
+    assert found.metrics["samples_per_s"].delta_share == pytest.approx(0.25)
+
+
+def test_the_same_batch_in_more_time_is_a_regression() -> None:
+    """With the same batch, the step is what is judged."""
+    found = compared(summary(100), summary(110, seed=1))
+    assert found.interval.basis == "step"
+    assert found.verdict == REGRESSION
+
+
+def test_tokens_count_before_samples() -> None:
+    """Where tokens are known and differ, the time per token is judged."""
+    a, b = summary(100), summary(200, seed=1)
+    for run, tokens in ((a, 1000), (b, 2000)):
+        step = run.step_time.metrics["step_ms"].average
+        assert step
+        run.step_time.metrics["tokens_per_s"] = dataclasses.replace(
+            run.step_time.metrics["step_ms"], average=tokens * 1000 / step
+        )
+    found = compared(a, b)
+    assert found.interval.basis == "token"
+    assert found.verdict == NO_CHANGE
+
+
+def test_phases_on_different_clocks_are_not_compared() -> None:
+    """Host and device phases never stand beside each other; the step does."""
+    found = compared(summary(100), summary(120, seed=1, clock="device"))
+    assert "step_ms" in found.metrics
+    assert not {"input_ms", "forward_ms", "compute_ms", "wait_ms", "wait_share"} & set(found.metrics)
+    assert not found.explained_by
+    assert any("different clocks" in w for w in found.warnings)
+
+
+def test_a_run_that_failed_or_is_running_is_said() -> None:
+    """How a run ended is part of the answer."""
+    found = compared(summary(status="failed"), dataclasses.replace(summary(seed=1), final=False))
+    assert any(w.startswith("A did not complete (failed)") for w in found.warnings)
+    assert any(w.startswith("B was still running") for w in found.warnings)

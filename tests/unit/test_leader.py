@@ -1,0 +1,105 @@
+"""Which optimizer's step ends a training step, for one, several, retired and replaced optimizers."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from traceml.capture.leader import ENDS_STEP, EXTENDS_STEP, NOTHING, Leader
+
+
+class Optimizer:
+    """Anything that can step."""
+
+
+def steps(leader: Leader, *optimizers: Optimizer) -> list[int]:
+    return [leader.stepped(o) for o in optimizers]
+
+
+def test_one_optimizer_ends_every_step() -> None:
+    """The common case, with or without batches being announced."""
+    only = Optimizer()
+    assert steps(Leader(), *[only] * 20) == [ENDS_STEP] * 20
+
+
+def test_the_only_optimizer_is_known_after_a_while() -> None:
+    """After a few rounds nobody needs to be asked, until another one steps."""
+    leader, only = Leader(), Optimizer()
+    steps(leader, *[only] * 6)
+    assert leader.only == id(only)
+    leader.stepped(Optimizer())
+    assert leader.only == 0
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_a_cycle_of_optimizers_is_one_step(count: int) -> None:
+    """GAN: a step is one round of all; the first round's row grows, later ones end with the last."""
+    leader, cycle = Leader(), [Optimizer() for _ in range(count)]
+    assert steps(leader, *cycle) == [ENDS_STEP, *[EXTENDS_STEP] * (count - 1)]
+    leader.new_batch()
+    for _ in range(10):
+        assert steps(leader, *cycle) == [*[NOTHING] * (count - 1), ENDS_STEP]
+
+
+def test_a_cycle_without_loader_is_found_by_repetition() -> None:
+    """Without batches the first optimizer coming again closes the first cycle."""
+    leader, a, b = Leader(), Optimizer(), Optimizer()
+    assert steps(leader, a, b) == [ENDS_STEP, EXTENDS_STEP]
+    assert leader.undecided
+    assert steps(leader, a, b, a, b) == [NOTHING, ENDS_STEP, NOTHING, ENDS_STEP]
+    assert not leader.undecided
+
+
+def test_a_discriminator_that_steps_more_often_is_part_of_the_step() -> None:
+    """WGAN: five steps of the critic for one of the generator are one training step."""
+    leader, critic, generator = Leader(), Optimizer(), Optimizer()
+    steps(leader, critic, generator)
+    leader.new_batch()
+    for _ in range(10):
+        assert steps(leader, *[critic] * 5, generator) == [NOTHING] * 5 + [ENDS_STEP]
+
+
+def test_a_late_second_optimizer_does_not_split_steps() -> None:
+    """An optimizer that joins later, before the leader, adds no step of its own."""
+    leader, main, late = Leader(), Optimizer(), Optimizer()
+    steps(leader, *[main] * 10)
+    assert [steps(leader, late, main) for _ in range(5)] == [[NOTHING, ENDS_STEP]] * 5
+
+
+def test_a_retired_leader_is_replaced() -> None:
+    """The second stage of a training uses another optimizer: after a short patience it leads."""
+    leader, old, new = Leader(), Optimizer(), Optimizer()
+    steps(leader, *[old] * 10)
+    answers = steps(leader, *[new] * 10)
+    assert answers[0] == NOTHING
+    assert answers[3:] == [ENDS_STEP] * 7
+
+
+def test_a_leader_that_is_gone_is_replaced_at_once() -> None:
+    """A collected optimizer never steps again: the next one leads without patience."""
+    leader, old = Leader(), Optimizer()
+    steps(leader, *[old] * 10)
+    new = Optimizer()
+    del old
+    gc.collect()
+    assert steps(leader, new, new) == [ENDS_STEP, ENDS_STEP]
+
+
+def test_a_batch_before_any_step_decides_nothing() -> None:
+    """Fetching is no step: the first optimizer still opens the first cycle."""
+    leader, a, b = Leader(), Optimizer(), Optimizer()
+    leader.new_batch()
+    assert leader.undecided
+    assert steps(leader, a, b) == [ENDS_STEP, EXTENDS_STEP]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_every_round_is_counted_once(count: int) -> None:
+    """However many optimizers, n rounds are n steps: none lost, none counted twice."""
+    leader, cycle = Leader(), [Optimizer() for _ in range(count)]
+    ended = 0
+    for _ in range(50):
+        ended += steps(leader, *cycle).count(ENDS_STEP)
+        leader.new_batch()
+    assert ended == 50

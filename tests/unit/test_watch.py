@@ -1,0 +1,139 @@
+"""The import watch: told right after a module's import, and the module none the wiser."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from traceml.inject.watch import ImportWatch
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of modules that can be imported; what was imported or watched is taken out again."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before, finders = set(sys.modules), list(sys.meta_path)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name.startswith("watched"):
+            del sys.modules[name]
+    sys.meta_path[:] = finders
+
+
+def make(folder: Path, name: str, text: str = "value = 1\n") -> str:
+    (folder / f"{name}.py").write_text(text)
+    importlib.invalidate_caches()
+    return name
+
+
+def test_the_callback_comes_after_the_import(modules: Path) -> None:
+    """The module is complete when its watcher is called, once."""
+    name, seen = make(modules, "watched_one"), []
+    watch = ImportWatch()
+    watch.when_imported(name, lambda module: seen.append(module.value))
+    assert seen == []
+    importlib.import_module(name)
+    importlib.import_module(name)
+    assert seen == [1]
+
+
+def test_watching_imports_nothing(modules: Path) -> None:
+    """Waiting for a module does not load it."""
+    name = make(modules, "watched_idle")
+    ImportWatch().when_imported(name, print)
+    assert name not in sys.modules
+
+
+def test_a_module_that_is_there_calls_back_at_once(modules: Path) -> None:
+    """Already imported: no waiting."""
+    module = importlib.import_module(make(modules, "watched_there"))
+    seen: list[Any] = []
+    ImportWatch().when_imported("watched_there", seen.append)
+    assert seen == [module]
+
+
+def test_several_callbacks_come_in_order(modules: Path) -> None:
+    """All who wait are called, first come first served."""
+    name, seen = make(modules, "watched_many"), []
+    watch = ImportWatch()
+    for number in range(3):
+        watch.when_imported(name, lambda _module, n=number: seen.append(n))
+    importlib.import_module(name)
+    assert seen == [0, 1, 2]
+
+
+def test_a_module_that_is_being_imported_is_waited_for(modules: Path) -> None:
+    """Half a module is not there: a watcher added during its import is called at its end."""
+    text = "import sys\nsys._watch_me()\nvalue = 2\n"
+    name, seen = make(modules, "watched_half", text), []
+    watch = ImportWatch()
+    watch.when_imported(name, lambda _module: None)
+
+    def during() -> None:
+        watch.when_imported(name, lambda module: seen.append(getattr(module, "value", None)))
+
+    sys._watch_me = during
+    try:
+        importlib.import_module(name)
+    finally:
+        del sys._watch_me
+    assert seen == [2]
+
+
+def test_the_module_is_as_it_would_have_been(modules: Path) -> None:
+    """Its loader, spec and file are the usual ones: nothing of ours stays in it."""
+    plain = importlib.import_module(make(modules, "watched_plain"))
+    name = make(modules, "watched_seen")
+    ImportWatch().when_imported(name, lambda module: None)
+    seen = importlib.import_module(name)
+    assert type(seen.__loader__) is type(plain.__loader__)
+    assert seen.__spec__ is not None
+    assert seen.__spec__.loader is seen.__loader__
+    assert seen.__file__ == str(modules / "watched_seen.py")
+    assert importlib.reload(seen) is seen
+
+
+def test_an_import_that_fails_fails_as_before(modules: Path) -> None:
+    """The user's own error comes out unchanged, nobody is called, and a second try works."""
+    name, seen = make(modules, "watched_bad", "raise RuntimeError('mine')\n"), []
+    watch = ImportWatch()
+    watch.when_imported(name, seen.append)
+    with pytest.raises(RuntimeError, match="mine"):
+        importlib.import_module(name)
+    assert (seen, name in sys.modules) == ([], False)
+    (modules / f"{name}.py").write_text("value = 'mended, and longer than before'\n")
+    importlib.invalidate_caches()
+    assert importlib.import_module(name) is seen[0]
+
+
+def test_a_missing_module_is_missing(modules: Path) -> None:
+    """Watching a module does not make it exist."""
+    ImportWatch().when_imported("watched_nowhere", print)
+    with pytest.raises(ModuleNotFoundError, match="watched_nowhere"):
+        importlib.import_module("watched_nowhere")
+
+
+def test_other_modules_are_not_touched(modules: Path) -> None:
+    """The watch answers for its own names only."""
+    watch = ImportWatch()
+    watch.when_imported("watched_a", print)
+    assert watch.find_spec("watched_b") is None
+    assert sys.meta_path.count(watch) == 1
+
+
+def test_a_submodule_can_be_watched(modules: Path) -> None:
+    """`torch.utils.data` style names work like any other."""
+    package = modules / "watched_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "inner.py").write_text("value = 3\n")
+    seen: list[int] = []
+    watch = ImportWatch()
+    watch.when_imported("watched_package.inner", lambda module: seen.append(module.value))
+    importlib.import_module("watched_package.inner")
+    assert seen == [3]

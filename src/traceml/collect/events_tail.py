@@ -62,7 +62,9 @@ def notable(events: list[Event]) -> list[Event]:
         return events
     half = MOST_EVENTS // 2
     older = range(len(events) - half)
-    longest = sorted(older, key=lambda i: (events[i]["kind"] in ALWAYS_KEPT, _duration(events[i])))[-half // 2 :]
+    longest = sorted(older, key=lambda i: (events[i]["kind"] in ALWAYS_KEPT, _duration(events[i])))[
+        -half // 2 :
+    ]
     return [events[i] for i in sorted(longest)] + events[-half:]
 
 

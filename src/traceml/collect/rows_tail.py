@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import zlib
-from io import FileIO
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +22,9 @@ from traceml.recording.writer import CHUNK_BYTES
 PIECE_ROWS: Final = 16_384
 SPARE_ROWS: Final = 32
 LIVE_BYTES: Final = 1024
-HOLE_BYTES: Final = 2 * CHUNK_BYTES
+_READ_FLAGS: Final = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+_COUNT: Final = np.arange(PIECE_ROWS)
+HOLE_BYTES: Final = CHUNK_BYTES
 """A writer reserves a chunk ahead; a file that goes on for longer after its last row has a hole there."""
 
 
@@ -36,6 +37,7 @@ class RowsTail:
         self.header = reader.header
         self.earlier: np.void | None = None
         self.live = b""
+        self._live_bytes = np.zeros(LIVE_BYTES, dtype=np.uint8)
         self._name = str(path)
         self._fold = fold
         self._start = 0  # index in the file of the first row held
@@ -68,45 +70,53 @@ class RowsTail:
         False when the file has a hole where its next row should be: the rows there were rolled up.
         """
         spare = max(SPARE_ROWS, most_rows // 8) + self._stagger
-        with FileIO(self._name) as file:
-            file.seek(fmt.LIVE_OFFSET)
-            self.live = file.read(LIVE_BYTES) or b""
+        fd = os.open(self._name, _READ_FLAGS)
+        try:
+            _read_at(fd, self._live_bytes, fmt.LIVE_OFFSET)
+            self.live = self._live_bytes.tobytes()
             while True:
                 want = min(self._guess, PIECE_ROWS)
-                got = self._read(file, want)
+                got = self._read(fd, want)
                 self._guess = max(SPARE_ROWS, min(2 * self._guess, PIECE_ROWS) if got == want else 2 * got)
-                if len(self.rows) > most_rows + spare:
-                    self.drop(len(self.rows) - most_rows)
+                held = self._end - self._start
+                if held > most_rows + spare:
+                    self.drop(held - most_rows)
                 if got < want:
-                    size = file.seek(0, os.SEEK_END)
-                    return size - fmt.HEADER_SIZE - self._end * self._held.dtype.itemsize <= HOLE_BYTES
+                    self._shrink()
+                    ahead = os.fstat(fd).st_size - fmt.HEADER_SIZE - self._end * self._held.dtype.itemsize
+                    return ahead <= HOLE_BYTES
+        finally:
+            os.close(fd)
 
     def head(self, most_rows: int) -> NDArray[np.void]:
         """The first rows of the file, which are never rolled up: what warm-up is told from."""
         rows = np.zeros(most_rows, dtype=self._held.dtype)
-        with FileIO(self._name) as file:
-            there = _read_at(file, _bytes(rows), fmt.HEADER_SIZE) // rows.dtype.itemsize
+        fd = os.open(self._name, _READ_FLAGS)
+        try:
+            there = _read_at(fd, _bytes(rows), fmt.HEADER_SIZE) // rows.dtype.itemsize
+        finally:
+            os.close(fd)
         wrong = np.flatnonzero(rows["sequence"][:there] != np.arange(1, there + 1))
         return rows[: int(wrong[0]) if len(wrong) else there]
 
-    def _read(self, file: FileIO, want: int) -> int:
+    def _read(self, fd: int, want: int) -> int:
         """Copy up to `want` new rows; returns how many were published."""
         size = self._held.dtype.itemsize
         room = self._room(want)
         into = _bytes(room)
         offset = fmt.HEADER_SIZE + self._end * size
-        count = self._published(room[: _read_at(file, into, offset) // size])
+        there = _read_at(fd, into, offset) // size
+        sequence = room["sequence"]
+        published = sequence[:there] == _COUNT[:there] + (self._end + 1)
+        count = there if published.all() else int(published.argmin())
         if count:
             # A row that was published during the first read may be torn in it: read again, now that it is
-            # known to be whole; and look again, because old rows may have been rolled up meanwhile.
-            _read_at(file, into[: count * size], offset)
-            count = self._published(room[:count])
+            # known to be whole; and look again, because the oldest may have been rolled up meanwhile.
+            _read_at(fd, into[: count * size], offset)
+            if int(sequence[0]) != self._end + 1:
+                return 0
         self._end += count
         return count
-
-    def _published(self, rows: NDArray[np.void]) -> int:
-        wrong = np.flatnonzero(rows["sequence"] != np.arange(self._end + 1, self._end + 1 + len(rows)))
-        return int(wrong[0]) if len(wrong) else len(rows)
 
     def _room(self, want: int) -> NDArray[np.void]:
         """Space for `want` rows after those held. Arrays that were given away are never written to."""
@@ -117,6 +127,12 @@ class RowsTail:
             _bytes(more)[: held.nbytes] = _bytes(held)
             self._held, self._first, used = more, 0, len(held)
         return self._held[used : used + want]
+
+    def _shrink(self) -> None:
+        """Give back the room that a long first read needed."""
+        held = self.rows
+        if len(self._held) > 2 * len(held) + 4 * SPARE_ROWS:
+            self._held, self._first = held.copy(), 0
 
     def drop(self, count: int) -> None:
         """Fold the oldest `count` rows into `earlier` and let go of them."""
@@ -136,6 +152,10 @@ def _bytes(rows: NDArray[np.void]) -> NDArray[np.uint8]:
     return rows.view(np.uint8)
 
 
-def _read_at(file: FileIO, into: NDArray[np.uint8], offset: int) -> int:
-    file.seek(offset)
-    return file.readinto(into.data) or 0
+def _read_at(fd: int, into: NDArray[np.uint8], offset: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, [into.data], offset)
+    os.lseek(fd, offset, os.SEEK_SET)
+    data = os.read(fd, len(into))
+    into[: len(data)] = np.frombuffer(data, np.uint8)
+    return len(data)

@@ -158,10 +158,7 @@ class _RankTail:
 
     def read(self, there: set[str], most_rows: int) -> RankRecording:
         steps = self._steps
-        if not steps.newest:
-            _skip(steps)
-        if not steps.pull(most_rows) and _skip(steps):
-            steps.pull(most_rows)  # what we had not read yet was rolled up meanwhile
+        _pull(steps, most_rows)
         live = steps.live
         return RankRecording(
             header=steps.header,
@@ -188,20 +185,23 @@ class _RankTail:
             return None
         if self._device is None:
             self._device = _rows_tail(self._device_path, c.DEVICE_COLUMNS, None)
-        device = self._device
-        if not device.newest:
-            _skip(device)
         # A step has one row at most, so that as many rows as there are steps reach back as far.
-        held = len(self._steps.rows)
-        if not device.pull(held) and _skip(device):
-            device.pull(held)
-        return device.rows
+        _pull(self._device, len(self._steps.rows))
+        return self._device.rows
 
     def _user_names(self, live: bytes) -> list[str | None]:
         data = live[fmt.LIVE_NAMES - fmt.LIVE_OFFSET :][: c.USER_SLOTS * fmt.NAME_BYTES]
         if data != self._names_bytes:
             self._names_bytes, self._names = data, names_of(data, c.USER_SLOTS)
         return self._names
+
+
+def _pull(tail: RowsTail, most_rows: int) -> None:
+    """Everything new, also when rows that we had not read yet are rolled up, before or meanwhile."""
+    if not tail.newest:
+        _skip(tail)
+    while not tail.pull(most_rows) and _skip(tail):
+        pass
 
 
 def _skip(tail: RowsTail) -> bool:

@@ -30,22 +30,22 @@ class Fold:
 
         `rows` must be of steps that count: superseded ones left out (`latest_of_each_step`).
         """
-        words = np.empty((len(rows), len(self._table)), dtype=np.int64)
+        words = np.empty((len(self._table), len(rows)), dtype=np.int64)
         for at, column in enumerate(self._table):
             if column.source == "one":
-                words[:, at] = 1
+                words[at] = 1
             elif column.source == "end_row":
-                words[:, at] = end_row
+                words[at] = end_row
             elif column.source == "took_ns":
-                words[:, at] = rows["end_ns"] - rows["begin_ns"]
+                np.subtract(rows["end_ns"], rows["begin_ns"], out=words[at])
             else:
-                words[:, at] = rows[column.source]
-        return self._one(words)
+                words[at] = rows[column.source]
+        return self._one(words.T)
 
     def blocks(self, *blocks: NDArray[np.void] | np.void) -> np.void:
         """One block of consecutive blocks, in their order."""
-        words = [np.atleast_1d(np.asarray(b, dtype=self.dtype)).view(np.int64) for b in blocks]
-        return self._one(np.concatenate([w.reshape(-1, len(self._table)) for w in words]))
+        words = np.concatenate([np.frombuffer(b.tobytes(), dtype=np.int64) for b in blocks])
+        return self._one(words.reshape(-1, len(self._table)))
 
     def _one(self, words: Words) -> np.void:
         folded = np.empty(len(self._table), dtype=np.int64)
@@ -73,10 +73,9 @@ def latest_of_each_step(rows: NDArray[np.void], next_step: int | None = None) ->
     if not len(rows):
         return rows
     step = rows["step"]
-    counts = np.empty(len(rows), dtype=bool)
-    np.not_equal(step[1:], step[:-1], out=counts[:-1])
-    counts[-1] = next_step is None or int(step[-1]) != next_step
-    if counts.all():
+    last_counts = next_step is None or int(step[-1]) != next_step
+    moves = step[1:] != step[:-1]
+    if last_counts and moves.all():
         return rows
-    kept: NDArray[np.void] = rows[counts]
+    kept: NDArray[np.void] = rows[np.append(moves, last_counts)]
     return kept

@@ -112,6 +112,10 @@ _BLOCK_HEAD: Final = (
     Folded("first_step", "step", "first"),
     Folded("last_step", "step", "last"),
 )
+_NOT_SUMMED: Final = (
+    *("step", "begin_ns", "end_ns", "flags", "spare"),
+    *(name for name, _ in STEP_COLUMNS if name.endswith("_bytes")),
+)
 STEP_BLOCK: Final[tuple[Folded, ...]] = (
     *_BLOCK_HEAD,
     Folded("begin_ns", "begin_ns", "first"),
@@ -124,11 +128,7 @@ STEP_BLOCK: Final[tuple[Folded, ...]] = (
     Folded("peak_allocated_bytes", "peak_allocated_bytes", "max"),
     Folded("peak_reserved_bytes", "peak_reserved_bytes", "max"),
     Folded("flags", "flags", "and"),
-    *_summed(
-        STEP_COLUMNS,
-        ("step", "begin_ns", "end_ns", "rss_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
-        + ("flags", "spare"),
-    ),
+    *_summed(STEP_COLUMNS, _NOT_SUMMED),
 )
 DEVICE_BLOCK: Final[tuple[Folded, ...]] = (*_BLOCK_HEAD, *_summed(DEVICE_COLUMNS, ("step",)))
 """`end_row`, `one` and `took_ns` are no columns of a row: `recording.fold` knows them."""

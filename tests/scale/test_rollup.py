@@ -56,6 +56,18 @@ def test_a_million_steps_take_bounded_disk_and_give_exact_totals(tmp_path: Path)
         assert rank.disk_bytes() < 25_000 * ROW_BYTES + 2_000_000
 
 
+def test_rolling_up_little_by_little_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Blocks end within pages; over hundreds of them no page stays on disk."""
+    rank, roller = LongRank(tmp_path), Roller(tmp_path, KEEP, every_s=0)
+    for at in range(400):
+        rank.append(1_001)
+        roller.maybe_roll(float(at))
+    if can_punch(tmp_path):
+        blocks_bytes = 512 * rolled_up_rows(rank.path) // 1_000 + fmt.HEADER_SIZE
+        assert rank.disk_bytes() < (KEEP + HEAD_ROWS + 2_100) * ROW_BYTES + blocks_bytes + 100_000
+    check_totals(read_one(tmp_path), rank)
+
+
 def test_the_summary_of_a_rolled_up_run(tmp_path: Path) -> None:
     """Steps, accounting and totals are of the whole run; the window is the kept rows and says so."""
     rank, roller = LongRank(tmp_path), Roller(tmp_path, KEEP, every_s=0)

@@ -12,6 +12,7 @@ up, because every reader starts at `end_row`. The training process knows nothing
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import tempfile
 from collections.abc import Iterator
@@ -160,8 +161,9 @@ class _RolledFile:
             append_blocks(blocks_fd, np.array(made, dtype=self._fold.dtype), len(done), blocks.dtype)
         if rolled > self._punched and self._can_punch:
             size = self._dtype.itemsize
-            begin = fmt.HEADER_SIZE + max(HEAD_ROWS, self._punched) * size
-            self._can_punch = punch(source_fd, begin, fmt.HEADER_SIZE + rolled * size)
+            # The last page of the hole before was left, because rows to keep began in it.
+            begin = max(HEAD_ROWS * size, self._punched * size - mmap.PAGESIZE)
+            self._can_punch = punch(source_fd, fmt.HEADER_SIZE + begin, fmt.HEADER_SIZE + rolled * size)
         self._punched = rolled
         return rolled - before
 

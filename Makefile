@@ -11,7 +11,7 @@ help:
 	@echo "make test      install what tests need and run everything: format, lint, types, tests"
 	@echo "make check     the quick loop: format, lint, types, tests without trainings"
 	@echo "make accuracy  run the fault-injected trainings and print injected against measured"
-	@echo "make bench     measure the overhead and write docs/performance.md"
+	@echo "make bench     measure overhead and scale and write docs/performance.md"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
@@ -50,6 +50,7 @@ accuracy: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed
 	$(BIN)/python bench/overhead.py --write docs/performance.md
+	$(BIN)/python bench/scale.py --write docs/performance.md
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info src/traceml/capture/*.so

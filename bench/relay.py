@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,55 @@ def until_landed(node0: Path, nodes: Nodes) -> None:
         time.sleep(0.1)
 
 
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What was measured, for `bench/scale.py` and for the printed lines."""
+
+    backlog_rows: int
+    backlog_s: float
+    backlog_cpu_s: float
+    steady_rows_per_s: float
+    steady_s: float
+    steady_cpu_s: float
+    rss_bytes: int
+
+
+def measure(nodes: int, ranks: int, rows: int, rate: int, seconds: int) -> Figures:
+    """A backlog of `rows` a rank from all nodes at once, then a steady `rate` for some `seconds`."""
+    with tempfile.TemporaryDirectory() as place:
+        node0 = Path(place) / "node0"
+        (node0 / "recording").mkdir(parents=True)
+        create_key(node0, {})
+        stop = multiprocessing.Event()
+        process = multiprocessing.Process(target=serve, args=(str(node0), nodes, stop))
+        process.start()
+        server = psutil.Process(process.pid)
+        others = Nodes(Path(place), node0, nodes, ranks)
+        others.append(1)
+        until_landed(node0, others)
+
+        before, began = sum(server.cpu_times()[:2]), time.monotonic()
+        others.append(rows)
+        until_landed(node0, others)
+        backlog_s, backlog_cpu_s = time.monotonic() - began, sum(server.cpu_times()[:2]) - before
+        written = sum(w.count for w in others.writers)
+
+        before, began = sum(server.cpu_times()[:2]), time.monotonic()
+        for tenth in range(seconds * 10):
+            others.append(max(1, rate // 10))
+            time.sleep(max(0.0, began + (tenth + 1) / 10 - time.monotonic()))
+        steady_s, steady_cpu_s = time.monotonic() - began, sum(server.cpu_times()[:2]) - before
+        steady_rows = sum(w.count for w in others.writers) - written
+        rss_bytes = int(server.memory_info().rss)
+        until_landed(node0, others)
+        others.close()
+        stop.set()
+        process.join()
+    backlog_rows = rows * nodes * ranks
+    per_s = steady_rows / steady_s
+    return Figures(backlog_rows, backlog_s, backlog_cpu_s, per_s, steady_s, steady_cpu_s, rss_bytes)
+
+
 def main() -> int:
     """Print one table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -104,38 +154,14 @@ def main() -> int:
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        node0 = Path(place) / "node0"
-        (node0 / "recording").mkdir(parents=True)
-        create_key(node0, {})
-        stop = multiprocessing.Event()
-        process = multiprocessing.Process(target=serve, args=(str(node0), given.nodes, stop))
-        process.start()
-        server = psutil.Process(process.pid)
-        nodes = Nodes(Path(place), node0, given.nodes, given.ranks)
-        nodes.append(1)
-        until_landed(node0, nodes)
-
-        before, began = sum(server.cpu_times()[:2]), time.monotonic()
-        nodes.append(given.rows)
-        until_landed(node0, nodes)
-        took_s, cpu_s = time.monotonic() - began, sum(server.cpu_times()[:2]) - before
-        rows = given.rows * len(nodes.writers)
-        print(f"backlog: {rows} rows in {took_s:.1f} s: {rows / took_s:,.0f} rows/s;", end=" ")
-        print(f"node 0: {cpu_s:.1f} s CPU, {1e6 * cpu_s / rows:.1f} us a row")
-
-        before, began = sum(server.cpu_times()[:2]), time.monotonic()
-        for second in range(given.seconds * 10):
-            nodes.append(max(1, given.rate // 10))
-            time.sleep(max(0.0, began + (second + 1) / 10 - time.monotonic()))
-        took_s, cpu_s = time.monotonic() - began, sum(server.cpu_times()[:2]) - before
-        rows = sum(w.count for w in nodes.writers) - rows - len(nodes.writers)
-        print(f"steady: {rows / took_s:,.0f} rows/s for {took_s:.1f} s;", end=" ")
-        print(f"node 0: {100 * cpu_s / took_s:.0f} % of a core, {server.memory_info().rss >> 20} MiB")
-        until_landed(node0, nodes)
-        nodes.close()
-        stop.set()
-        process.join()
+    found = measure(given.nodes, given.ranks, given.rows, given.rate, given.seconds)
+    print(f"backlog: {found.backlog_rows} rows in {found.backlog_s:.1f} s:", end=" ")
+    print(f"{found.backlog_rows / found.backlog_s:,.0f} rows/s;", end=" ")
+    per_row_us = 1e6 * found.backlog_cpu_s / found.backlog_rows
+    print(f"node 0: {found.backlog_cpu_s:.1f} s CPU, {per_row_us:.1f} us a row")
+    print(f"steady: {found.steady_rows_per_s:,.0f} rows/s for {found.steady_s:.1f} s;", end=" ")
+    share = found.steady_cpu_s / found.steady_s
+    print(f"node 0: {100 * share:.0f} % of a core, {found.rss_bytes >> 20} MiB")
     return 0
 
 

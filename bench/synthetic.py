@@ -70,9 +70,9 @@ class SyntheticRun:
     folder: Path
     ranks: int
     slow_rank: int | None = None
-    device: bool = False
     steps: int = 0
     samples: int = 0
+    is_there: bool = False  # made by another process: `steps` and `samples` say how far
     paths: list[Path] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -81,11 +81,13 @@ class SyntheticRun:
             node, local = divmod(rank, RANKS_A_NODE)
             between = f".node{node}" if node else ""
             path = self.folder / RECORDING / f"rank-{rank}{between}.{1000 + local}.steps"
-            path.write_bytes(head_of(c.STEP_COLUMNS, self._header(rank)))
             self.paths.append(path)
+            if self.is_there:
+                continue
+            path.write_bytes(head_of(c.STEP_COLUMNS, self._header(rank)))
             epoch = {"kind": "epoch_start", "rank": rank, "step": 1, "time_ns": 1, "duration_ns": 1000}
             path.with_suffix(".events.jsonl").write_text(json.dumps({**epoch, "workers": 2}) + "\n")
-        for node in range(-(-self.ranks // RANKS_A_NODE)):
+        for node in range(0 if self.is_there else -(-self.ranks // RANKS_A_NODE)):
             for kind, columns in (("system", c.SYSTEM_COLUMNS), ("process", c.PROCESS_COLUMNS)):
                 self._gauges(kind, node).write_bytes(head_of(columns, {"kind": kind}))
 

@@ -177,7 +177,7 @@ def test_what_is_held_is_bounded_and_the_rest_is_summed(tmp_path: Path, most_row
         rank.append(1_700)
         (found,) = tail.read().ranks
         check_totals(found, rank)
-        assert len(found.rows) <= most_rows * 9 // 8 + 64
+        assert len(found.rows) <= most_rows * 9 // 8 + 96
     assert found.rows["step"][-1] == rank.steps
 
 

@@ -6,16 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceml.analyze import metrics as m
 from traceml.analyze import primary
 from traceml.analyze.align import align_ranks, newest_of_each_rank
 from traceml.analyze.run_facts import events_of, run_of
+from traceml.analyze.samples import Samples, process_samples
 from traceml.analyze.section_context import (
     gauge_series,
-    padded,
-    process_samples,
     process_section,
     system_section,
 )
@@ -62,9 +60,9 @@ def summarize(
     )
 
 
-def _with_cpu_delay(window: Window, samples: dict[int, NDArray[np.void]]) -> Window:
+def _with_cpu_delay(window: Window, samples: Samples) -> Window:
     """Tell the window how long its threads waited for a core: the worst rank's mean over the training."""
-    means = m.row_means(padded(list(samples.values()), "cpu_delay_percent"))
+    means = m.row_means(samples.table("cpu_delay_percent"))
     return replace(window, cpu_delay_share=float(np.fmax.reduce(means, initial=0.0)) / 100)
 
 

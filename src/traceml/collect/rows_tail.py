@@ -45,6 +45,7 @@ class RowsTail:
         self._held = np.empty(0, dtype=reader.dtype)
         self._first = 0  # index in `_held` of the first row that is still held
         self._guess = SPARE_ROWS
+        self._capacity = 0
         # Not all files at once: folding thousands of them in one tick would show.
         self._stagger = zlib.crc32(self._name.encode()) % SPARE_ROWS
 
@@ -69,22 +70,26 @@ class RowsTail:
 
         False when the file has a hole where its next row should be: the rows there were rolled up.
         """
-        spare = max(SPARE_ROWS, most_rows // 8) + self._stagger
+        size = self._held.dtype.itemsize
+        most = most_rows + max(2 * SPARE_ROWS, most_rows // 8) + self._stagger
+        self._capacity = most + SPARE_ROWS
         fd = os.open(self._name, _READ_FLAGS)
         try:
             _read_at(fd, self._live_bytes, fmt.LIVE_OFFSET)
             self.live = self._live_bytes.tobytes()
-            while True:
-                want = min(self._guess, PIECE_ROWS)
+            end = (os.fstat(fd).st_size - fmt.HEADER_SIZE) // size
+            want = min(PIECE_ROWS if self._start == self._end else self._guess, end - self._end)
+            got = 0
+            while want > 0:
                 got = self._read(fd, want)
-                self._guess = max(SPARE_ROWS, min(2 * self._guess, PIECE_ROWS) if got == want else 2 * got)
-                held = self._end - self._start
-                if held > most_rows + spare:
-                    self.drop(held - most_rows)
+                if self._end - self._start > most:
+                    self.drop(self._end - self._start - most_rows)
                 if got < want:
-                    self._shrink()
-                    ahead = os.fstat(fd).st_size - fmt.HEADER_SIZE - self._end * self._held.dtype.itemsize
-                    return ahead <= HOLE_BYTES
+                    break
+                want = min(PIECE_ROWS, end - self._end)
+            self._guess = min(PIECE_ROWS, max(SPARE_ROWS, 2 * got))
+            self._shrink()
+            return (end - self._end) * size <= HOLE_BYTES
         finally:
             os.close(fd)
 
@@ -106,14 +111,14 @@ class RowsTail:
         into = _bytes(room)
         offset = fmt.HEADER_SIZE + self._end * size
         there = _read_at(fd, into, offset) // size
-        sequence = room["sequence"]
-        published = sequence[:there] == _COUNT[:there] + (self._end + 1)
+        sequence, expected = room["sequence"], _COUNT[:there] + (self._end + 1)
+        published = sequence[:there] == expected
         count = there if published.all() else int(published.argmin())
         if count:
             # A row that was published during the first read may be torn in it: read again, now that it is
-            # known to be whole; and look again, because the oldest may have been rolled up meanwhile.
+            # known to be whole; and look again, because old ones may have been rolled up meanwhile.
             _read_at(fd, into[: count * size], offset)
-            if int(sequence[0]) != self._end + 1:
+            if not (sequence[:count] == expected[:count]).all():
                 return 0
         self._end += count
         return count
@@ -123,16 +128,20 @@ class RowsTail:
         used = self._first + self._end - self._start
         if used + want > len(self._held):
             held = self.rows
-            more = np.empty(len(held) + want + max(SPARE_ROWS, len(held) // 4), dtype=self._held.dtype)
-            _bytes(more)[: held.nbytes] = _bytes(held)
-            self._held, self._first, used = more, 0, len(held)
+            usual = min(self._capacity, len(held) + len(held) // 4 + want)
+            self._move(max(usual, len(held) + want))
+            used = len(held)
         return self._held[used : used + want]
 
     def _shrink(self) -> None:
-        """Give back the room that a long first read needed."""
-        held = self.rows
-        if len(self._held) > 2 * len(held) + 4 * SPARE_ROWS:
-            self._held, self._first = held.copy(), 0
+        """Give back the room that a long first read needed: all files' rows take memory at once."""
+        if len(self._held) > self._capacity + SPARE_ROWS and len(self.rows) <= self._capacity:
+            self._move(self._capacity)
+
+    def _move(self, capacity: int) -> None:
+        held, more = self.rows, np.empty(capacity, dtype=self._held.dtype)
+        _bytes(more)[: held.nbytes] = _bytes(held)
+        self._held, self._first = more, 0
 
     def drop(self, count: int) -> None:
         """Fold the oldest `count` rows into `earlier` and let go of them."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceml.collect.events_tail import EventsTail, read_events
-from traceml.collect.rollup import HEAD_ROWS, rolled_up, rolled_up_rows
+from traceml.collect.rollup import HEAD_ROWS, rolled_up, rolled_up_rows, rollup_path
 from traceml.collect.rows_tail import RowsTail
 from traceml.collect.rundir import RECORDING
 from traceml.recording import format as fmt
@@ -33,7 +33,7 @@ HEAD_COLUMNS: Final = ("step", "begin_ns", "end_ns")
 MOST_CELLS: Final = 2_000_000
 """Rows held of all ranks together: about a gigabyte once they are aligned."""
 LIVE_STEPS: Final = 200
-LIVE_CELLS: Final = 1_000_000
+LIVE_CELLS: Final = 900_000
 LIVE_ROWS: Final = 5_000
 """A live view looks at the newest steps only; a few more are held for ranks that are not in step."""
 MOST_GAUGE_ROWS: Final = 1_000_000
@@ -150,6 +150,7 @@ class _RankTail:
         self._steps = _rows_tail(path, c.STEP_COLUMNS, STEPS, of_rank=True)
         self._device: RowsTail | None = None
         self._device_path = path.with_suffix(".device")
+        self._rollup, self._device_rollup = rollup_path(path).name, rollup_path(self._device_path).name
         self._events = EventsTail(path.with_suffix(".events.jsonl"))
         self._head: NDArray[np.void] | None = None
         self._names_bytes = b""
@@ -158,7 +159,7 @@ class _RankTail:
 
     def read(self, there: set[str], most_rows: int) -> RankRecording:
         steps = self._steps
-        _pull(steps, most_rows)
+        _pull(steps, most_rows, self._rollup in there)
         live = steps.live
         return RankRecording(
             header=steps.header,
@@ -186,7 +187,7 @@ class _RankTail:
         if self._device is None:
             self._device = _rows_tail(self._device_path, c.DEVICE_COLUMNS, None)
         # A step has one row at most, so that as many rows as there are steps reach back as far.
-        _pull(self._device, len(self._steps.rows))
+        _pull(self._device, len(self._steps.rows), self._device_rollup in there)
         return self._device.rows
 
     def _user_names(self, live: bytes) -> list[str | None]:
@@ -196,9 +197,9 @@ class _RankTail:
         return self._names
 
 
-def _pull(tail: RowsTail, most_rows: int) -> None:
+def _pull(tail: RowsTail, most_rows: int, has_rollup: bool) -> None:
     """Everything new, also when rows that we had not read yet are rolled up, before or meanwhile."""
-    if not tail.newest:
+    if has_rollup and not tail.newest:
         _skip(tail)
     while not tail.pull(most_rows) and _skip(tail):
         pass

@@ -9,7 +9,7 @@ from relay_nodes import Rank, steps
 from traceml.collect.relay.merge import merge_node_folder
 from traceml.collect.relay.protocol import Limits
 from traceml.collect.relay.store import NodeStore
-from traceml.collect.tail import Tail
+from traceml.collect.tail import Tail, read_events
 from traceml.recording.format import LIVE_OFFSET
 from traceml.recording.writer import RecordingWriter
 
@@ -32,9 +32,9 @@ def test_merge_completes_what_the_relay_began(node0: Path, node1: Path) -> None:
     assert merged.new_bytes == 19_500 * 32 + len('{"kind": "end"}\n')
     assert steps(node0, LANDED) == list(range(20_000))
     assert merge_node_folder(node1, node0, 3).new_bytes == 0
-    found = Tail(node0).read()
-    assert [event["kind"] for event in found.ranks[0].events] == ["end"]
-    assert found.seen == {"torch"}
+    landed = node0 / "recording" / LANDED.replace(".steps", ".events.jsonl")
+    assert [event["kind"] for event in read_events(landed)] == ["end"]
+    assert Tail(node0).read().seen == {"torch"}
 
 
 def test_merge_of_a_folder_that_is_not_the_same(node0: Path, node1: Path, tmp_path: Path) -> None:

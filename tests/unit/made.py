@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from traceml.analyze.window import PHASE_KEYS, WAIT, Window
 from traceml.recording import format as layout
-from traceml.recording.reader import _row_dtype
+from traceml.recording.reader import row_dtype
 from traceml.schema import catalog as c
 from traceml.schema.recorded import RankRecording, RunRecording
 
@@ -28,7 +28,7 @@ MS = 1e6
 def dtype_of(columns: tuple[tuple[str, str], ...]) -> np.dtype[np.void]:
     """The dtype that the reader gives rows with these columns."""
     size = layout.padded_row_size(layout.row_struct(columns).size)
-    return _row_dtype(Path("hand-made"), {"columns": [list(pair) for pair in columns]}, size)
+    return row_dtype(Path("hand-made"), {"columns": [list(pair) for pair in columns]}, size)
 
 
 def series(value: Ms, count: int) -> Floats:

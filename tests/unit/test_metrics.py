@@ -110,7 +110,7 @@ def test_rates_are_totals_over_totals() -> None:
 
 def test_own_means_of_each_rank() -> None:
     """A rank's row has its mean, or null where it measured nothing."""
-    found = m.rank_means((0, 1), {"x": np.array([[1.0, 3.0], [NAN, NAN]])})
+    found = m.rank_means((0, 1), {"x": (np.array([[1.0, 3.0], [NAN, NAN]]), 1.0)})
     assert found == {0: {"x": 2.0}, 1: {"x": None}}
 
 

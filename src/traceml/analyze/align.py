@@ -7,23 +7,29 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from traceml.analyze.window import PHASE_KEYS, WAIT, Floats, Window
+from traceml.analyze.gather import Planes
+from traceml.analyze.window import PHASE_KEYS, WAIT, Floats, Window, median_of_ranks
 from traceml.schema import catalog as c
 from traceml.schema.recorded import RankRecording
 
 WARMUP_FACTOR = 2.0
 WARMUP_MOST_STEPS = 50
 WARMUP_MOST_SHARE = 0.2
+MOST_WARMUP_RANKS = 256
 MOST_UNFINISHED = 16
+
+Steps = NDArray[np.int64]
+Rows = NDArray[np.void]
 
 
 def newest_of_each_rank(recordings: Sequence[RankRecording]) -> dict[int, RankRecording]:
     """A rank that restarted has several recordings: the last one that completed a step counts."""
     chosen: dict[int, RankRecording] = {}
     for recording in sorted(recordings, key=_started):
-        known = chosen.get(recording.rank)
+        rank = recording.rank
+        known = chosen.get(rank)
         if known is None or len(recording.rows) or not len(known.rows):
-            chosen[recording.rank] = recording
+            chosen[rank] = recording
     return dict(sorted(chosen.items()))
 
 
@@ -33,54 +39,49 @@ def _started(recording: RankRecording) -> int:
 
 def align(recordings: Sequence[RankRecording], last: int | None = None) -> Window:
     """The window over all ranks that completed a step; `last` keeps only the newest steps (live views)."""
-    newest = newest_of_each_rank(recordings)
-    lit = {rank: r for rank, r in newest.items() if len(r.rows)}
+    return align_ranks(newest_of_each_rank(recordings), last)
+
+
+def align_ranks(newest: dict[int, RankRecording], last: int | None = None) -> Window:
+    """The same from one recording a rank, in the order of ranks."""
+    dark = tuple(rank for rank, r in newest.items() if not len(r.rows))
+    lit = _overlapping({rank: r for rank, r in newest.items() if len(r.rows)})
     if not lit:
-        return empty_window(tuple(newest))
-    common = _common_steps([r.rows["step"] for r in lit.values()])
-    total = len(common)
-    rows = [_pick(r.rows, common) for r in lit.values()]
-    skip = find_warmup(np.stack([_duration(r) for r in rows])) if total else 0
-    warmup = tuple(float(v) for v in np.median([_duration(r)[:skip] for r in rows], axis=0) / 1e6)
-    common = common[: len(common) - _unfinished(list(lit.values()), common)]
-    rows = [_pick(r.rows, common) for r in lit.values()]
-    begin = max(skip, len(common) - last) if last else skip
-    names = _user_names(list(lit.values()))
-    picked = [r[begin:] for r in rows]
-    steps = common[begin:]
-    device = [_device_rows(r, steps) for r in lit.values()]
-    on_device = bool(len(steps)) and all(d is not None for d in device)
+        return empty_window(dark)
+    ranks = list(lit.values())
+    held = StepColumns([r.rows["step"] for r in ranks])
+    earlier = _steps_before(ranks, held)
+    steps = held.common[: len(held.common) - _unfinished(ranks, held.common)]
+    steps = steps[-last:] if last else steps
+    names = _user_names(ranks)
+    planes = Planes(len(ranks), len(steps), tuple(names))
+    planes.fill(ranks, held.pick([r.rows for r in ranks], steps))
+    warmup_ms, warm_until = _warmup(ranks, held.common, earlier, planes.step_ns, steps)
+    begin = int(np.searchsorted(steps, warm_until, side="right"))
+    steps = steps[begin:]
+    planes.leave_out(begin)
+    on_device = _use_device(planes, ranks, steps)
     return Window(
         ranks=tuple(lit),
         steps=steps,
         keys=(*PHASE_KEYS, *(f"user.{n}" for n in names.values()), WAIT),
-        phases=np.stack(
-            [
-                _device_phases(d, p, names) if on_device and d is not None else _host_phases(p, names)
-                for d, p in zip(device, picked, strict=True)
-            ]
-        ),
-        step_ns=np.stack(
-            [
-                _device_total(d) if on_device and d is not None else _duration(p)
-                for d, p in zip(device, picked, strict=True)
-            ]
-        ),
-        own_ns=np.stack([_own_cost(r, p) for r, p in zip(lit.values(), picked, strict=True)]),
-        gc_ns=_column(picked, "gc_ns"),
-        gc_wait_ns=_column(picked, "gc_wait_ns"),
-        wait_places=np.stack(
-            [np.stack([p[w.key] for w in c.WAIT_PLACES], axis=1).astype(float) for p in picked]
-        ),
-        samples=_if_counted(picked, "samples"),
-        tokens=_if_counted(picked, "tokens"),
+        phases=np.moveaxis(planes.phases, 0, 2),
+        step_ns=planes.step_ns,
+        own_ns=planes.own_ns,
+        gc_ns=planes.gc_ns,
+        gc_wait_ns=planes.gc_wait_ns,
+        wait_places=np.moveaxis(planes.places, 0, 2),
+        samples=planes.samples,
+        tokens=planes.tokens,
+        memory=planes.memory,
         clock="device" if on_device else "host",
-        input_inferred=any(bool((p["flags"] & c.FLAG_INPUT_INFERRED).any()) for p in picked),
-        workers=_workers(list(lit.values())),
-        warmup=warmup,
-        total_steps=total,
-        dark_ranks=tuple(rank for rank in newest if rank not in lit),
-        hosts=tuple(str(r.identity.get("host", "")) for r in lit.values()),
+        input_inferred=planes.input_inferred,
+        workers=_workers(ranks),
+        warmup=warmup_ms,
+        total_steps=len(held.common) + earlier,
+        earlier_steps=earlier,
+        dark_ranks=dark,
+        hosts=tuple(str(r.identity.get("host", "")) for r in ranks),
     )
 
 
@@ -106,13 +107,19 @@ def empty_window(dark: tuple[int, ...] = ()) -> Window:
 def find_warmup(step_ns: Floats) -> int:
     """How many leading steps are warm-up: the first one (its start is not a step's end), and
     every one up to the last leading step that took twice as long as what follows."""
-    count = step_ns.shape[1]
-    if count < 5:
+    typical = median_of_ranks(step_ns) if step_ns.size else np.zeros(0)
+    most = _most_warmup(step_ns.shape[1])
+    return _leading_slow(typical[:most], typical[most:], step_ns.shape[1])
+
+
+def _most_warmup(count: int) -> int:
+    return min(WARMUP_MOST_STEPS, max(2, int(count * WARMUP_MOST_SHARE)))
+
+
+def _leading_slow(lead: Floats, after: Floats, count: int) -> int:
+    if count < 5 or not len(after):
         return 0
-    typical = np.median(step_ns, axis=0)
-    most = min(WARMUP_MOST_STEPS, max(2, int(count * WARMUP_MOST_SHARE)))
-    settled = float(np.median(typical[most:]))
-    slow = np.flatnonzero(typical[:most] > WARMUP_FACTOR * settled)
+    slow = np.flatnonzero(lead > WARMUP_FACTOR * float(np.median(after)))
     # Slow steps that keep coming are not warm-up: only an unbroken or thinning lead counts.
     last = 0
     for index in slow:
@@ -122,31 +129,90 @@ def find_warmup(step_ns: Floats) -> int:
     return last + 1
 
 
-def _common_steps(columns: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    common = np.unique(columns[0])
-    for column in columns[1:]:
-        common = np.intersect1d(common, column)
-    return common
+def _warmup(
+    ranks: list[RankRecording], common: Steps, earlier: int, step_ns: Floats, steps: Steps
+) -> tuple[tuple[float, ...], int]:
+    """(ms of each step that is left out, the last of them). The first steps of the run, wherever they are
+    kept, are judged against the steps of the window. Of very many ranks some are enough for this."""
+    count = len(common) + earlier
+    every = -(-len(ranks) // MOST_WARMUP_RANKS)
+    some = ranks[::every]
+    heads: list[Rows] = [r.head if earlier and r.head is not None else r.rows for r in some]
+    columns = StepColumns([h["step"][: 2 * WARMUP_MOST_STEPS] if earlier else h["step"] for h in heads])
+    first = (columns.common if earlier else common)[: _most_warmup(count)]
+    if not len(first) or not len(steps):
+        return (), -1
+    lead_rows = columns.pick(heads, first)
+    lead = median_of_ranks(np.stack([(r["end_ns"] - r["begin_ns"]).astype(float) for r in lead_rows]))
+    after = median_of_ranks(step_ns[::every, np.searchsorted(steps, first[-1], side="right") :])
+    skip = _leading_slow(lead, after, count)
+    return tuple(float(v) for v in lead[:skip] / 1e6), int(first[skip - 1]) if skip else -1
 
 
-def _pick(rows: NDArray[np.void], steps: NDArray[np.int64]) -> NDArray[np.void]:
-    if len(rows) == len(steps):
-        return rows
-    return rows[np.isin(rows["step"], steps)]
+def _overlapping(lit: dict[int, RankRecording]) -> dict[int, RankRecording]:
+    """Without ranks that stopped before the steps of which the others' rows are still there."""
+    cut = max((int(r.rows["step"][0]) for r in lit.values() if r.earlier is not None), default=None)
+    if cut is None:
+        return lit
+    return {rank: r for rank, r in lit.items() if int(r.rows["step"][-1]) >= cut} or lit
 
 
-def _duration(rows: NDArray[np.void]) -> Floats:
-    took: Floats = (rows["end_ns"] - rows["begin_ns"]).astype(float)
-    return took
+def _steps_before(ranks: list[RankRecording], held: StepColumns) -> int:
+    """Steps that all ranks completed before those of which every rank's row is there.
+
+    A rank counts its steps without gaps, so that the rank that has fewest of them tells.
+    """
+    if not len(held.common) or all(r.earlier is None for r in ranks):
+        return 0
+    known = [int(r.earlier["steps"]) if r.earlier is not None else 0 for r in ranks]
+    return int((np.array(known) + held.counts_before(int(held.common[0]))).min())
 
 
-def _column(picked: list[NDArray[np.void]], name: str) -> Floats:
-    return np.stack([p[name].astype(float) for p in picked])
+class StepColumns:
+    """The step numbers of many ranks. Nearly always they have no gaps, and then their ends say it all."""
+
+    def __init__(self, columns: list[Steps]) -> None:
+        self._columns = columns
+        lengths = np.array([len(column) for column in columns])
+        every = np.concatenate(columns)
+        ends = np.cumsum(lengths)
+        rises = np.ones(len(every), dtype=bool)
+        np.equal(every[1:] - every[:-1], 1, out=rises[1:])
+        rises[ends[:-1]] = True
+        self._gapless = bool(rises.all())
+        self._firsts = every[ends - lengths]
+        self.common = self._common(every[ends - 1])
+
+    def _common(self, lasts: Steps) -> Steps:
+        """Step numbers that are in every column."""
+        if self._gapless:
+            return np.arange(int(self._firsts.max()), int(lasts.min()) + 1)
+        common = np.unique(self._columns[0])
+        for column in self._columns[1:]:
+            common = np.intersect1d(common, column)
+        return common
+
+    def counts_before(self, step: int) -> Steps:
+        """How many steps each column has before this one, which is in every column."""
+        if self._gapless:
+            counts: Steps = step - self._firsts
+            return counts
+        return np.array([int(np.sum(column < step)) for column in self._columns])
+
+    def pick(self, rows: list[Rows], steps: Steps) -> list[Rows]:
+        """From each rank's rows, which these columns are of, those of the given steps."""
+        if not len(steps):
+            return [r[:0] for r in rows]
+        if self._gapless:
+            begins = (steps[0] - self._firsts).tolist()
+            return [r[begin : begin + len(steps)] for r, begin in zip(rows, begins, strict=True)]
+        return [_pick(r, steps) for r in rows]
 
 
-def _if_counted(picked: list[NDArray[np.void]], name: str) -> Floats:
-    """Counts; 0 means that the size of the batch could not be told."""
-    return np.stack([np.where(p[name] > 0, p[name].astype(float), np.nan) for p in picked])
+def _pick(rows: Rows, steps: Steps) -> Rows:
+    """Of a step that is there twice the later row."""
+    order = np.argsort(rows["step"], kind="stable")
+    return rows[order[np.searchsorted(rows["step"], steps, side="right", sorter=order) - 1]]
 
 
 def _user_names(recordings: list[RankRecording]) -> dict[str, str]:
@@ -159,18 +225,22 @@ def _user_names(recordings: list[RankRecording]) -> dict[str, str]:
     return names
 
 
-def _host_phases(rows: NDArray[np.void], names: dict[str, str]) -> Floats:
-    flags = rows["flags"]
-    columns = [
-        np.where(flags & (1 << i), rows[key].astype(float), np.nan) for i, key in enumerate(PHASE_KEYS)
-    ]
-    columns += [rows[slot].astype(float) for slot in names]
-    wait = np.sum([rows[w.key] for w in c.WAIT_PLACES], axis=0).astype(float)
-    return np.stack([*columns, wait], axis=1)
+def _use_device(planes: Planes, ranks: list[RankRecording], steps: Steps) -> bool:
+    """The device's clock, if every rank has it for every step: clocks never mix."""
+    if not len(steps):
+        return False
+    found = []
+    for recording in ranks:
+        rows = _device_rows(recording, steps)
+        if rows is None:
+            return False
+        found.append(rows)
+    planes.use_device(found)
+    return True
 
 
-def _device_rows(recording: RankRecording, steps: NDArray[np.int64]) -> NDArray[np.void] | None:
-    """This rank's device times for exactly these steps, or None if any is missing: clocks never mix."""
+def _device_rows(recording: RankRecording, steps: Steps) -> Rows | None:
+    """This rank's device times for exactly these steps, or None if any is missing."""
     rows = recording.device_rows
     if rows is None or len(rows) < len(steps):
         return None
@@ -182,7 +252,7 @@ def _device_rows(recording: RankRecording, steps: NDArray[np.int64]) -> NDArray[
     return ordered[at]
 
 
-def _unfinished(recordings: list[RankRecording], steps: NDArray[np.int64]) -> int:
+def _unfinished(recordings: list[RankRecording], steps: Steps) -> int:
     """Trailing steps whose device times had not come when the run ended: left out, so that the rest can be
     judged on the device's clock."""
     ends = [
@@ -192,26 +262,6 @@ def _unfinished(recordings: list[RankRecording], steps: NDArray[np.int64]) -> in
         return 0
     late = int(np.sum(steps > min(ends)))
     return late if late <= MOST_UNFINISHED else 0
-
-
-def _device_phases(device: NDArray[np.void], rows: NDArray[np.void], names: dict[str, str]) -> Floats:
-    flags = rows["flags"]
-    columns = [
-        np.where(flags & (1 << i), device[key].astype(float), np.nan) for i, key in enumerate(PHASE_KEYS)
-    ]
-    columns += [device[slot].astype(float) for slot in names]
-    return np.stack([*columns, device[WAIT].astype(float)], axis=1)
-
-
-def _device_total(device: NDArray[np.void]) -> Floats:
-    names = [n for n in device.dtype.names or () if n not in ("step", "sequence")]
-    return np.asarray(np.sum([device[n] for n in names], axis=0), dtype=float)
-
-
-def _own_cost(recording: RankRecording, rows: NDArray[np.void]) -> Floats:
-    cost = recording.header.get("overhead", {})
-    switch_ns = float(cost.get("switch_ns", 0))
-    return rows["switches"].astype(float) * switch_ns + float(cost.get("row_ns", 0))
 
 
 def _workers(recordings: list[RankRecording]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import pairwise
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,86 +15,129 @@ from traceml.schema.summary import MetricStat, RankValue
 
 Floats = NDArray[np.float64]
 
+MOST_FOR_SPREAD: Final = 100_000
+"""Percentiles of more values than this are those of an even choice of them."""
+
 
 def number(value: float) -> float | None:
     """A float for the summary: NaN and infinities were not measured."""
     return float(value) if math.isfinite(value) else None
 
 
-def stat(ranks: tuple[int, ...], values: Floats, smaller_is_worse: bool = False) -> MetricStat:
+def stat(
+    ranks: tuple[int, ...], values: Floats, smaller_is_worse: bool = False, scale: float = 1.0
+) -> MetricStat:
     """Statistics of one metric over (rank, step or sample). The median and the worst are real ranks'."""
-    if values.size == 0 or np.isnan(values).all():
+    means = row_means(values) * scale
+    known = np.flatnonzero(~np.isnan(means))
+    if not len(known):
         return MetricStat()
-    known = [i for i in range(len(ranks)) if not np.isnan(values[i]).all()]
-    means = {ranks[i]: float(np.nanmean(values[i])) for i in known}
-    order = sorted(means, key=lambda r: (means[r], r))
-    median = order[(len(order) - 1) // 2]
-    worst = order[0] if smaller_is_worse else order[-1]
-    p5, p95 = np.nanpercentile(values, [5, 95])
-    skew = means[worst] / means[median] - 1 if means[median] else None
+    order = known[np.lexsort((np.asarray(ranks)[known], means[known]))]
+    median = int(order[(len(order) - 1) // 2])
+    worst = int(order[0] if smaller_is_worse else order[-1])
+    p5, p95 = spread(values)
     return MetricStat(
-        average=number(float(np.mean(list(means.values())))),
-        median=RankValue(number(means[median]), median),
-        worst=RankValue(number(means[worst]), worst),
-        p5=number(float(p5)),
-        p95=number(float(p95)),
-        skew=skew,
+        average=number(float(means[known].mean())),
+        median=RankValue(number(float(means[median])), ranks[median]),
+        worst=RankValue(number(float(means[worst])), ranks[worst]),
+        p5=number(p5 * scale),
+        p95=number(p95 * scale),
+        skew=float(means[worst] / means[median] - 1) if means[median] else None,
     )
 
 
-def step_time_values(window: Window) -> dict[str, Floats]:
-    """Every step-time metric as (rank, step), in the metric's unit; NaN where not measured."""
-    values: dict[str, Floats] = {"step_ms": window.step_ns / 1e6}
-    for at, key in enumerate(window.keys):
-        values[f"{key}_ms"] = window.phases[:, :, at] / 1e6
-    compute = [window.keys.index(c.PHASES[i].key) for i in c.COMPUTE_PHASES]
-    values["compute_ms"] = window.phases[:, :, compute].sum(axis=2) / 1e6
-    values["gc_ms"] = window.gc_ns / 1e6
-    seconds = window.step_ns / 1e9
-    values["samples_per_s"] = _rate(window.samples, seconds)
-    values["tokens_per_s"] = _rate(window.tokens, seconds)
+def row_means(values: Floats) -> Floats:
+    """Each rank's mean of what it has; NaN for a rank that has nothing."""
+    if values.size == 0:
+        return np.full(len(values), np.nan)
+    means: Floats = values.mean(axis=1)
+    if np.isnan(means).any():
+        there = ~np.isnan(values)
+        counts = there.sum(axis=1)
+        sums = np.where(there, values, 0.0).sum(axis=1)
+        means = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    return means
+
+
+def row_peaks(values: Floats) -> Floats:
+    """Each rank's maximum of what it has; NaN for a rank that has nothing."""
+    peaks: Floats = np.fmax.reduce(values, axis=1)
+    return peaks
+
+
+def spread(values: Floats) -> tuple[float, float]:
+    """The 5th and the 95th percentile over all ranks and steps; of very many values, of some of them."""
+    low, high = float(np.fmin.reduce(values, axis=None)), float(np.fmax.reduce(values, axis=None))
+    if low == high:
+        return low, high
+    every = values.size // MOST_FOR_SPREAD + 1
+    while math.gcd(every, values.shape[1]) > 1:
+        every += 1  # so that all places of a step's rhythm are among them
+    p5, p95 = np.nanpercentile(values.ravel()[::every], [5, 95])
+    return float(p5), float(p95)
+
+
+def step_time_values(window: Window) -> dict[str, tuple[Floats, float]]:
+    """Every step-time metric as (rank, step) and what to multiply it with to get its unit.
+
+    NaN where it was not measured. Rates are the same for all steps of a rank: (rank, 1).
+    """
+    values = {"step_ms": (window.step_ns, 1e-6)}
+    for key in window.keys:
+        values[f"{key}_ms"] = (window.plane(key), 1e-6)
+    values["compute_ms"] = (window.compute.values, 1e-6)
+    values["gc_ms"] = (window.gc_ns, 1e-6)
+    values["samples_per_s"] = (_rate(window.samples, window.step_ns), 1e9)
+    values["tokens_per_s"] = (_rate(window.tokens, window.step_ns), 1e9)
     order = [m.key for m in c.STEP_TIME_METRICS]
     users = [f"{k}_ms" for k in window.user_keys]
     wait_at = order.index(f"{WAIT}_ms")
     return {k: values[k] for k in (*order[:wait_at], *users, *order[wait_at:])}
 
 
-def _rate(amount: Floats, seconds: Floats) -> Floats:
-    """Per rank the overall rate, repeated a step: a mean of ratios would favour short steps."""
+def _rate(amount: Floats, step_ns: Floats) -> Floats:
+    """Per rank the overall rate: a mean of ratios would favour short steps."""
     if amount.size == 0:
         return amount
-    total = np.nansum(amount, axis=1) / np.maximum(seconds.sum(axis=1), 1e-12)
     unknown = np.isnan(amount).all(axis=1)
-    per_rank = np.where(unknown, np.nan, total)
-    return np.repeat(per_rank[:, None], amount.shape[1], axis=1)
+    total = np.nansum(amount, axis=1) if not unknown.all() else np.zeros(len(amount))
+    return np.where(unknown, np.nan, total / np.maximum(step_ns.sum(axis=1), 1.0))[:, None]
 
 
 def step_time_metrics(window: Window) -> dict[str, MetricStat]:
     """`step_time.metrics`."""
     found = {}
-    for key, values in step_time_values(window).items():
+    for key, (values, scale) in step_time_values(window).items():
         if key.endswith("_per_s"):
-            found[key] = stat(window.ranks, values, smaller_is_worse=True)
+            found[key] = stat(window.ranks, values, smaller_is_worse=True, scale=scale)
         else:
-            found[key] = replace(stat(window.ranks, values), share=_share(window, values))
+            found[key] = replace(stat(window.ranks, values, scale=scale), share=_share(window, values))
     return found
 
 
-def _share(window: Window, values_ms: Floats) -> float | None:
-    if not window.count or np.isnan(values_ms).any():
+def _share(window: Window, values_ns: Floats) -> float | None:
+    if not window.count:
         return None
-    return middle(values_ms.sum(axis=1) * 1e6 / window.step_ns.sum(axis=1))
+    sums = values_ns.sum(axis=1)
+    return None if np.isnan(sums).any() else middle(sums / window.step_ns.sum(axis=1))
 
 
-def rank_means(ranks: tuple[int, ...], values: dict[str, Floats]) -> dict[int, dict[str, float | None]]:
-    """Each rank's own mean of each metric."""
-    found: dict[int, dict[str, float | None]] = {}
-    for i, rank in enumerate(ranks):
-        found[rank] = {
-            key: None if np.isnan(v[i]).all() else number(float(np.nanmean(v[i])))
-            for key, v in values.items()
-        }
-    return found
+def rank_means(
+    ranks: tuple[int, ...], values: dict[str, tuple[Floats, float]]
+) -> dict[int, dict[str, float | None]]:
+    """Each rank's own mean of each metric, to the nanosecond: thousands of ranks make a long file.
+
+    `values` are arrays over (rank, step or sample) and what to multiply them with.
+    """
+    columns = [numbers(np.round(row_means(x) * scale, 6)) for x, scale in values.values()]
+    rows = zip(*columns, strict=True) if columns else iter(())
+    return {rank: dict(zip(values, row, strict=True)) for rank, row in zip(ranks, rows, strict=True)}
+
+
+def numbers(values: Floats) -> list[float | None]:
+    """Floats for the summary, None for what was not measured."""
+    found: list[float | None] = values.tolist()
+    return found if np.isfinite(values).all() else [v if math.isfinite(v) else None for v in values.tolist()]
 
 
 def blocks(window: Window, most: int = 40, least: int = 20) -> dict[str, object]:
@@ -104,16 +147,10 @@ def blocks(window: Window, most: int = 40, least: int = 20) -> dict[str, object]
         return {"steps_per_block": 0, "start_steps": [], "metrics": {}}
     pieces = min(most, max(count // 5, min(count, least)))
     cuts = np.linspace(0, count, pieces + 1).astype(int)
-    metrics = {}
-    for key, values in step_time_values(window).items():
-        if key.endswith("_per_s") or np.isnan(values).all():
-            continue
-        typical = np.median(values, axis=0)
-        metrics[key] = [number(float(typical[a:b].mean())) for a, b in pairwise(cuts)]
     return {
         "steps_per_block": int(cuts[1] - cuts[0]),
         "start_steps": [int(window.steps[a]) for a in cuts[:-1]],
-        "metrics": metrics,
+        "metrics": {k: numbers(_means(t, cuts)) for k, t in window.typical_ms.items()},
     }
 
 
@@ -123,13 +160,15 @@ def step_series(window: Window, most: int = 300) -> dict[str, object]:
     if count == 0:
         return {"steps": []}
     cuts = np.linspace(0, count, min(most, count) + 1).astype(int)
-    pairs = list(pairwise(cuts))
-    series: dict[str, object] = {"steps": [int(window.steps[a]) for a, _ in pairs]}
-    for key, values in step_time_values(window).items():
-        if key.endswith("_per_s") or np.isnan(values).all():
-            continue
-        typical = np.median(values, axis=0)
-        series[key] = [number(round(float(typical[a:b].mean()), 4)) for a, b in pairs]
-    slowest = window.step_ns.max(axis=0) / 1e6
-    series["step_ms_max"] = [round(float(slowest[a:b].max()), 4) for a, b in pairs]
+    series: dict[str, object] = {"steps": window.steps[cuts[:-1]].tolist()}
+    for key, values in window.typical_ms.items():
+        series[key] = numbers(np.round(_means(values, cuts), 4))
+    slowest = np.maximum.reduceat(window.step_ns.max(axis=0), cuts[:-1]) / 1e6
+    series["step_ms_max"] = np.round(slowest, 4).tolist()
     return series
+
+
+def _means(values: Floats, cuts: NDArray[np.int64]) -> Floats:
+    """Means of the pieces between the cuts, none of which is empty."""
+    means: Floats = np.add.reduceat(values, cuts[:-1]) / np.diff(cuts)
+    return means

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from traceml.analyze.rule import STEPS_FOR_ANY, STEPS_FOR_CRITICAL, Measured, Rule, ordered
-from traceml.analyze.window import middle
+from traceml.analyze.window import median_of_ranks, middle
 from traceml.schema import fmt
 from traceml.schema.summary import INFO, Finding
 
@@ -20,7 +21,7 @@ SLICES: Final = 10
 IMBALANCE_BYTES: Final = 256e6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MemoryView:
     """Peak memory a step, (rank, step), of the kind that says most here."""
 
@@ -31,6 +32,12 @@ class MemoryView:
     memory: str  # device | rss
     capacity: float | None
     total_steps: int = 0
+    values: dict[str, Floats] = field(default_factory=dict)  # by metric; NaN where it was not read
+
+    @cached_property
+    def typical_peak(self) -> Floats:
+        """For each step the median over ranks."""
+        return median_of_ranks(self.peak)
 
     @property
     def noun(self) -> str:
@@ -112,7 +119,7 @@ def _creep(
     if len(view.steps) < TREND_STEPS:
         return None
     at = int(np.argmax(view.peak[:, -len(view.steps) // SLICES :].mean(axis=1)))
-    worst, typical = trend(view.peak[at]), trend(np.median(view.peak, axis=0))
+    worst, typical = trend(view.peak[at]), trend(view.typical_peak)
     for found in (worst, typical):
         enough = found.rise >= max(least_bytes, least_share * found.start)
         if not (enough and found.pairs_up >= pairs and found.still_rising and found.steady >= steady):

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from traceml.analyze.rule import EXPLAINED, WARN_SHARE, Measured, Rule
-from traceml.analyze.window import PHASE_KEYS, WAIT, Floats, Window
+from traceml.analyze.window import PHASE_KEYS, WAIT, Across, Window
 from traceml.schema import catalog as c
 from traceml.schema import fmt
 
@@ -43,10 +43,9 @@ class RankView:
         return float(np.median(self.window.step_ns))
 
     @cached_property
-    def own(self) -> Floats:
+    def own(self) -> Across:
         """A rank's own work in a step: everything but waiting for others."""
-        own: Floats = self.window.step_ns - self.window.of(SYNC)
-        return own
+        return Across(self.window.step_ns - self.window.of(SYNC))
 
     @cached_property
     def coupled(self) -> bool:
@@ -60,27 +59,40 @@ class RankView:
         return not self.coupled or self.window.median_share(self.window.of(SYNC)) > 0.002
 
     @cached_property
-    def compute(self) -> Floats:
-        phases = COMPUTE if self.sync_is_known else (FORWARD, OPTIMIZER)
-        return self.window.of(*phases)
+    def compute(self) -> Across:
+        if self.sync_is_known and all(self.window.measured(k) for k in COMPUTE):
+            return self.window.compute
+        return Across(self.window.of(*self.compute_phases))
 
-    def excess(self, values: Floats) -> Excess:
+    @property
+    def compute_phases(self) -> tuple[str, ...]:
+        return COMPUTE if self.sync_is_known else (FORWARD, OPTIMIZER)
+
+    @cached_property
+    def uneven_in_both(self) -> bool:
+        """Some rank waits longer for input, and some rank computes longer: neither alone is the cause."""
+        return all(
+            self.excess(values).ns >= WARN_SHARE * self.step_ns
+            for values in (self.window.across(INPUT), self.compute)
+        )
+
+    def excess(self, values: Across) -> Excess:
         """The rank that spends most, against the median of the others, step by step."""
-        at = int(np.argmax(np.median(values, axis=1)))
+        at = int(np.argmax(values.rank_medians))
         return Excess(at, self.excess_of(values, at))
 
-    def excess_of(self, values: Floats, at: int) -> float:
-        others = np.median(np.delete(values, at, axis=0), axis=0)
-        return float(np.median(values[at] - others))
+    def excess_of(self, values: Across, at: int) -> float:
+        return float(np.median(values.values[at] - values.median_without(at)))
 
     def replay_ms(self, at: int) -> float:
         """What a step would save if this rank were like the median of the others."""
-        without = self.own.copy()
-        without[at] = np.median(np.delete(self.own, at, axis=0), axis=0)
-        return float(np.mean(self.own.max(axis=0) - without.max(axis=0))) / 1e6
+        own = self.own.values
+        others = np.delete(own, at, axis=0).max(axis=0)
+        without = np.maximum(others, self.own.median_without(at))
+        return float(np.mean(np.maximum(others, own[at]) - without)) / 1e6
 
     def rhythm(self, at: int) -> str:
-        last = np.argmax(self.own, axis=0)
+        last = np.argmax(self.own.values, axis=0)
         share = float(np.mean(last == at))
         return (
             "in nearly every step" if share >= FIXED_SHARE else f"but only in {fmt.share(share)} of the steps"
@@ -93,7 +105,7 @@ class RankView:
         return f"r{rank} on {host}" if host and several else f"r{rank}"
 
 
-def _straggler(view: RankView, values: Floats, phase: str, what: str) -> Measured | None:
+def _straggler(view: RankView, values: Across, phase: str, what: str) -> Measured | None:
     found = view.excess(values)
     level = found.ns / view.step_ns
     whole = view.excess_of(view.own, found.at)
@@ -101,8 +113,8 @@ def _straggler(view: RankView, values: Floats, phase: str, what: str) -> Measure
         return None  # it does not explain why the others wait for this rank
     if view.coupled and whole < 0.5 * found.ns:
         return None  # the rank makes up for it elsewhere: nobody waits
-    typical = float(np.median(np.median(np.delete(values, found.at, axis=0), axis=0))) / 1e6
-    mine = float(np.median(values[found.at])) / 1e6
+    typical = float(np.median(values.median_without(found.at))) / 1e6
+    mine = float(np.median(values.values[found.at])) / 1e6
     cost_ms = view.replay_ms(found.at)
     return Measured(
         level=level,
@@ -132,18 +144,17 @@ def _straggler(view: RankView, values: Floats, phase: str, what: str) -> Measure
 
 def input_straggler(view: RankView) -> Measured | None:
     """One rank waits longer for its batches than the others, and they wait for it."""
-    if _uneven(view, view.window.of(INPUT)) and _uneven(view, view.compute):
+    if view.uneven_in_both:
         return None  # both: STRAGGLER
-    return _straggler(view, view.window.of(INPUT), INPUT, "input")
+    return _straggler(view, view.window.across(INPUT), INPUT, "input")
 
 
 def compute_straggler(view: RankView) -> Measured | None:
     """One rank spends longer on its own forward, local backward or optimizer than the others."""
-    if _uneven(view, view.window.of(INPUT)) and _uneven(view, view.compute):
+    if view.uneven_in_both:
         return None  # both: STRAGGLER
     at = view.excess(view.compute).at
-    phases = COMPUTE if view.sync_is_known else (FORWARD, OPTIMIZER)
-    phase = max(phases, key=lambda k: view.excess_of(view.window.of(k), at))
+    phase = max(view.compute_phases, key=lambda k: view.excess_of(view.window.across(k), at))
     return _straggler(view, view.compute, phase, f"compute, most of it in {LABELS[phase]}")
 
 
@@ -151,20 +162,16 @@ def h2d_straggler(view: RankView) -> Measured | None:
     """One rank spends longer on copies to its device than the others."""
     if not view.window.measured(H2D):
         return None
-    return _straggler(view, view.window.of(H2D), H2D, "copies to the device")
+    return _straggler(view, view.window.across(H2D), H2D, "copies to the device")
 
 
 def straggler(view: RankView) -> Measured | None:
     """One rank holds the others up in input and compute alike, or in something that no phase explains."""
-    both = _uneven(view, view.window.of(INPUT)) and _uneven(view, view.compute)
-    if both:
-        return _straggler(view, view.window.of(INPUT) + view.compute, INPUT, "input and compute together")
-    rest = view.own - view.window.of(INPUT) - view.compute - view.window.of(H2D)
-    return _straggler(view, rest, WAIT, "time outside input and model work")
-
-
-def _uneven(view: RankView, values: Floats) -> bool:
-    return view.excess(values).ns >= WARN_SHARE * view.step_ns
+    together = view.window.of(INPUT) + view.compute.values
+    if view.uneven_in_both:
+        return _straggler(view, Across(together), INPUT, "input and compute together")
+    rest = view.own.values - together - view.window.of(H2D)
+    return _straggler(view, Across(rest), WAIT, "time outside input and model work")
 
 
 def comm_bound(view: RankView) -> Measured | None:

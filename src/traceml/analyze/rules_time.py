@@ -11,7 +11,7 @@ import numpy as np
 
 from traceml.analyze.rule import CRIT_SHARE, EXPLAINED, WARN_SHARE, Measured, Rule
 from traceml.analyze.shape import Shift, find_period, find_shift, slow_steps
-from traceml.analyze.window import PHASE_KEYS, WAIT, Floats, Window
+from traceml.analyze.window import PHASE_KEYS, WAIT, Floats, Window, median_of_ranks
 from traceml.schema import catalog as c
 from traceml.schema import fmt
 
@@ -47,8 +47,7 @@ class TimeView:
     @cached_property
     def pace(self) -> Floats:
         """One series for the run: the median rank's step time without deliberate outside work."""
-        pace: Floats = np.median(self.window.judged_ns - self.outside, axis=0)
-        return pace
+        return median_of_ranks(self.window.judged_ns - self.outside)
 
     @cached_property
     def shift(self) -> Shift | None:
@@ -70,9 +69,9 @@ class TimeView:
         own way; the median after a shift, which is a shift of the typical step.
         """
         window = self.window
-        series = {k: self.wait if k == WAIT else window.of(k) for k in (*COMPUTE, INPUT, H2D, SYNC, WAIT)}
-        series["garbage collection"] = window.gc_ns
-        typical = {key: np.median(values, axis=0) for key, values in series.items()}
+        typical = {k: window.across(k).median for k in (*COMPUTE, INPUT, H2D, SYNC)}
+        typical[WAIT] = median_of_ranks(self.wait)
+        typical["garbage collection"] = median_of_ranks(window.gc_ns)
         return {k: float(level(v[chosen]) - np.median(v[others])) / 1e6 for k, v in typical.items()}
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 from typing import Any
 
 import numpy as np
 
+from traceml.analyze import totals
 from traceml.analyze.window import Window
 from traceml.schema import catalog as c
 from traceml.schema import fmt
@@ -41,7 +43,7 @@ def run_of(recording: RunRecording, facts: RunFacts, ranks: dict[int, RankRecord
         ranks={
             "seen": sorted(ranks),
             "used": list(window.ranks),
-            "lost": [r for r in range(expected) if r not in window.ranks],
+            "lost": sorted(set(range(expected)).difference(window.ranks)),
             "ended_first": ended_first(recording, ranks, facts),
         },
         steps={
@@ -52,6 +54,7 @@ def run_of(recording: RunRecording, facts: RunFacts, ranks: dict[int, RankRecord
         },
         mode=facts.mode,
         accounting=_accounting(ranks, facts),
+        totals=next((totals.run_totals(r) for r in ranks.values() if len(r.rows)), {}),
         notes=_notes(recording, facts, ranks, window),
     )
 
@@ -114,14 +117,13 @@ def _accounting(ranks: dict[int, RankRecording], facts: RunFacts) -> dict[str, f
     lit = [r for r in ranks.values() if len(r.rows)]
     if not lit or facts.begin_ns is None or facts.end_ns is None:
         return {}
-    rows = lit[0].rows
-    steps = float((rows["end_ns"] - rows["begin_ns"]).sum()) / 1e9
-    first, last = int(rows["begin_ns"][0]), int(rows["end_ns"][-1])
+    begin_ns, end_ns = lit[0].begin_ns or 0, lit[0].end_ns or 0
+    steps_s = totals.step_ns(lit[0]) / 1e9
     return {
-        "startup_s": (first - facts.begin_ns) / 1e9,
-        "steps_s": steps,
-        "dropped_steps_s": (last - first) / 1e9 - steps,
-        "after_last_step_s": (facts.end_ns - last) / 1e9,
+        "startup_s": (begin_ns - facts.begin_ns) / 1e9,
+        "steps_s": steps_s,
+        "dropped_steps_s": (end_ns - begin_ns) / 1e9 - steps_s,
+        "after_last_step_s": (facts.end_ns - end_ns) / 1e9,
     }
 
 
@@ -147,6 +149,11 @@ def _notes(
         notes.append("Input time is inferred: no loader was seen feeding the loop.")
     if any(r.lost_rows for r in ranks.values()):
         notes.append("The disk was full: steps after that point are missing.")
+    if window.earlier_steps:
+        notes.append(
+            f"{fmt.count(window.earlier_steps)} earlier steps count in the run's totals only: the diagnosis "
+            f"looks at the {fmt.count(window.count)} newest."
+        )
     if window.dark_ranks:
         dark = ", ".join(f"r{r}" for r in window.dark_ranks)
         notes.append(f"No completed step from {dark}.")
@@ -173,23 +180,24 @@ def events_of(
     recording: RunRecording, ranks: dict[int, RankRecording], facts: RunFacts
 ) -> list[dict[str, Any]]:
     """The longest events, in the order of time, in the summary's units."""
-    found = []
-    noticed = [e for e in recording.monitor_events if e["kind"] == "stall"]
-    for rank, recorded in ranks.items():
-        origin = facts.begin_ns if recorded.node == 0 else None  # another machine's clock
-        for event in [*recorded.events, *(e for e in noticed if e.get("rank") == rank)]:
-            at = event.get("time_ns")
-            seconds = (at - origin) / 1e9 if isinstance(at, int) and origin is not None else None
-            more = {k: v for k, v in event.items() if k not in EVENT_FIELDS}
-            found.append(
-                {
-                    "kind": event["kind"],
-                    "rank": rank,
-                    "step": event.get("step"),
-                    "time_s": seconds,
-                    "duration_ms": (event.get("duration_ns") or 0) / 1e6,
-                    **more,
-                }
-            )
-    found.sort(key=lambda e: e["duration_ms"], reverse=True)
-    return sorted(found[:MOST_EVENTS], key=lambda e: (e["time_s"] is None, e["time_s"] or 0.0))
+    noticed: dict[int, list[dict[str, Any]]] = {}
+    for event in recording.monitor_events:
+        if event["kind"] == "stall":
+            noticed.setdefault(event.get("rank", -1), []).append(event)
+    every = ((e, r, x) for r, x in ranks.items() for e in (*x.events, *noticed.get(r, ())))
+    longest = heapq.nlargest(MOST_EVENTS, every, key=lambda found: found[0].get("duration_ns") or 0)
+    found = [_event(event, rank, recorded, facts) for event, rank, recorded in longest]
+    return sorted(found, key=lambda e: (e["time_s"] is None, e["time_s"] or 0.0))
+
+
+def _event(event: dict[str, Any], rank: int, recorded: RankRecording, facts: RunFacts) -> dict[str, Any]:
+    origin = facts.begin_ns if recorded.node == 0 else None  # another machine's clock
+    at = event.get("time_ns")
+    return {
+        "kind": event["kind"],
+        "rank": rank,
+        "step": event.get("step"),
+        "time_s": (at - origin) / 1e9 if isinstance(at, int) and origin is not None else None,
+        "duration_ms": (event.get("duration_ns") or 0) / 1e6,
+        **{k: v for k, v in event.items() if k not in EVENT_FIELDS},
+    }

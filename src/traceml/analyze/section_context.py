@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,28 +17,30 @@ from traceml.schema.facts import RunFacts
 from traceml.schema.recorded import RankRecording, RunRecording
 from traceml.schema.summary import Member, MetricStat, Section
 
+Rows: TypeAlias = NDArray[np.void]
+Floats: TypeAlias = NDArray[np.float64]
 
-def in_training(rows: NDArray[np.void] | None, ranks: dict[int, RankRecording]) -> NDArray[np.void] | None:
+
+def in_training(rows: Rows | None, ranks: Iterable[RankRecording]) -> Rows | None:
     """Samples from the first step's begin to the last step's end, if there are any; else all of them."""
-    lit = [r.rows for r in ranks.values() if len(r.rows)]
+    lit = [(r.begin_ns, r.end_ns) for r in ranks if len(r.rows)]
     if rows is None or not lit:
         return rows
-    begin = min(int(r["begin_ns"][0]) for r in lit)
-    end = max(int(r["end_ns"][-1]) for r in lit)
-    inside = rows[(rows["time_ns"] >= begin) & (rows["time_ns"] <= end)]
-    return inside if len(inside) else rows
+    return _between(rows, min(b for b, _ in lit if b is not None), max(e for _, e in lit if e is not None))
 
 
-def _mean_and_peak(
-    rows: NDArray[np.void] | None, keys: list[str]
-) -> tuple[dict[str, float | None], dict[str, float | None]]:
-    mean: dict[str, float | None] = {}
-    peak: dict[str, float | None] = {}
-    for key in keys:
-        known = rows[key][~np.isnan(rows[key])] if rows is not None else np.zeros(0)
-        mean[key] = float(known.mean()) if len(known) else None
-        peak[key] = float(known.max()) if len(known) else None
-    return mean, peak
+def _between(rows: Rows, begin_ns: int, end_ns: int) -> Rows:
+    """Samples are in the order of time."""
+    begin, end = np.searchsorted(rows["time_ns"], [begin_ns, end_ns + 1])
+    return rows[begin:end] if end > begin else rows
+
+
+def padded(columns: Sequence[Rows], key: str) -> Floats:
+    """A gauge over (node or rank, sample); those with fewer samples are padded with NaN."""
+    table = np.full((len(columns), max((len(rows) for rows in columns), default=0) or 1), np.nan)
+    for line, rows in zip(table, columns, strict=True):
+        line[: len(rows)] = rows[key]
+    return table
 
 
 def _on_cpu(ranks: dict[int, RankRecording]) -> bool:
@@ -47,15 +50,16 @@ def _on_cpu(ranks: dict[int, RankRecording]) -> bool:
 def system_section(recording: RunRecording, facts: RunFacts, ranks: dict[int, RankRecording]) -> Section:
     """What the system rules say about the machines while they trained."""
     keys = [k.key for k in c.SYSTEM_METRICS]
-    tables: dict[int, NDArray[np.void]] = {}
+    tables: dict[int, Rows] = {}
+    here = by_node(ranks)
     for node in (0, *recording.other_nodes):
-        here = {r: x for r, x in ranks.items() if x.node == node}
-        rows = in_training(recording.gauges(node).system_rows, here)
+        rows = in_training(recording.gauges(node).system_rows, here.get(node, ()))
         if rows is not None and len(rows):
             tables[node] = rows
-    own = {node: _mean_and_peak(rows, keys) for node, rows in tables.items()}
-    mean = {k: _worst([means[k] for means, _ in own.values()], k) for k in keys}
-    peak = {k: _worst([peaks[k] for _, peaks in own.values()], k) for k in keys}
+    gauges = {k: padded(list(tables.values()), k) for k in keys}
+    means = {k: m.numbers(m.row_means(table)) for k, table in gauges.items()}
+    mean = {k: _worst(means[k], k) for k in keys}
+    peak = {k: _worst(m.numbers(m.row_peaks(table)), k) for k, table in gauges.items()}
     samples = sum(len(rows) for rows in tables.values())
     view = ContextView(mean, peak, cores=facts.cores, on_cpu=_on_cpu(ranks), samples=samples)
     calm = "CPU, memory and GPU of the machine show no pressure."
@@ -66,10 +70,10 @@ def system_section(recording: RunRecording, facts: RunFacts, ranks: dict[int, Ra
         findings[0],
         findings,
         window={"samples": samples},
-        metrics={k: _padded_stat({n: rows[k] for n, rows in tables.items()}) for k in keys},
+        metrics={k: m.stat(tuple(tables), table) for k, table in gauges.items()},
         nodes={
-            str(n): Member(identity={"host": _host(n, facts, ranks)}, metrics=means)
-            for n, (means, _) in own.items()
+            str(n): Member({"host": _host(n, facts, here.get(n, []))}, {k: means[k][i] for k in keys})
+            for i, n in enumerate(tables)
         },
     )
 
@@ -82,20 +86,10 @@ def _worst(values: list[float | None], key: str) -> float | None:
     return sum(known) / len(known) if key == "gpu_util_percent" else max(known)
 
 
-def _host(node: int, facts: RunFacts, ranks: dict[int, RankRecording]) -> str | None:
+def _host(node: int, facts: RunFacts, here: list[RankRecording]) -> str | None:
     if node == 0:
         return facts.environment.get("host")
-    return next((str(r.identity.get("host")) for r in ranks.values() if r.node == node), None)
-
-
-def _padded_stat(columns: dict[int, NDArray[Any]]) -> MetricStat:
-    """A gauge over (node or rank, sample); those with fewer samples are padded with NaN."""
-    if not columns:
-        return MetricStat()
-    table = np.full((len(columns), max(len(v) for v in columns.values()) or 1), np.nan)
-    for line, values in zip(table, columns.values(), strict=True):
-        line[: len(values)] = values
-    return m.stat(tuple(columns), table)
+    return str(here[0].identity.get("host")) if here else None
 
 
 def process_section(
@@ -103,23 +97,23 @@ def process_section(
     facts: RunFacts,
     ranks: dict[int, RankRecording],
     memory: MemoryView | None,
+    samples: dict[int, Rows] | None = None,
 ) -> Section:
     """What the process rules say about the ranks while they trained."""
+    samples_of = process_samples(recording, ranks) if samples is None else samples
     keys = [k.key for k in c.PROCESS_METRICS]
     sampled = keys[:-1]
-    samples_of = process_samples(recording, ranks)
-    own: dict[int, dict[str, float | None]] = {}
-    peaks: list[dict[str, float | None]] = []
-    for rank, recorded in ranks.items():
-        own[rank], highest = _mean_and_peak(samples_of.get(rank), sampled)
-        own[rank][keys[-1]] = _reserved(recorded)
-        peaks.append(highest)
+    sampled_ranks = tuple(samples_of)
+    gauges = {k: padded(list(samples_of.values()), k) for k in sampled}
+    means = m.rank_means(sampled_ranks, {k: (table, 1.0) for k, table in gauges.items()})
+    nothing = dict.fromkeys(sampled)
+    own = {r: {**means.get(r, nothing), keys[-1]: _reserved(x)} for r, x in ranks.items()}
     mean = {k: _worst([own[r][k] for r in own], k) for k in sampled}
-    peak = {k: _worst([p[k] for p in peaks], k) for k in sampled}
+    peak = {k: _worst(m.numbers(m.row_peaks(table)), k) for k, table in gauges.items()}
     device = memory is not None and memory.memory == "device"
     peak[keys[-1]] = float(memory.reserved.max()) if device and memory is not None else None
     peak["gpu_mem_allocated_bytes"] = float(memory.peak.max()) if device and memory is not None else None
-    samples = sum(len(rows) for rows in samples_of.values())
+    count = sum(len(rows) for rows in samples_of.values())
     view = ContextView(
         mean,
         peak,
@@ -128,41 +122,59 @@ def process_section(
         ram_total=ram_total(recording.system_rows),
         gpu_capacity=memory.capacity if device and memory is not None else None,
         on_cpu=_on_cpu(ranks),
-        samples=samples,
+        samples=count,
     )
-    stats = {k: _padded_stat({r: rows[k] for r, rows in samples_of.items()}) for k in sampled}
+    stats = {k: m.stat(sampled_ranks, table) for k, table in gauges.items()}
     held = np.array([[v if (v := own[r][keys[-1]]) is not None else np.nan] for r in own], dtype=float)
     stats[keys[-1]] = m.stat(tuple(own), held) if own else MetricStat()
     findings = diagnose_context(view, PROCESS_RULES, "The training processes show no pressure.")
     return Section(
         findings[0],
         findings,
-        window={"samples": samples},
+        window={"samples": count},
         metrics=stats,
         ranks={str(r): Member(dict(ranks[r].identity), own[r]) for r in own},
     )
 
 
-def process_samples(recording: RunRecording, ranks: dict[int, RankRecording]) -> dict[int, NDArray[np.void]]:
-    """Each rank's own samples during training, from the monitor of its node."""
-    found = {}
-    for rank, recorded in ranks.items():
-        rows = in_training(recording.gauges(recorded.node).process_rows, {rank: recorded})
-        mine = rows[rows["pid"] == recorded.pid] if rows is not None else None
-        if mine is not None and len(mine):
-            found[rank] = mine
+def process_samples(recording: RunRecording, ranks: dict[int, RankRecording]) -> dict[int, Rows]:
+    """Each rank's own samples while its node trained, from the monitor of its node."""
+    by_pid = {
+        node: _split(in_training(recording.gauges(node).process_rows, here))
+        for node, here in by_node(ranks).items()
+    }
+    found = {rank: by_pid[recorded.node].get(recorded.pid) for rank, recorded in ranks.items()}
+    return {rank: rows for rank, rows in found.items() if rows is not None}
+
+
+def by_node(ranks: dict[int, RankRecording]) -> dict[int, list[RankRecording]]:
+    """The ranks of each node."""
+    found: dict[int, list[RankRecording]] = {}
+    for recorded in ranks.values():
+        found.setdefault(recorded.node, []).append(recorded)
     return found
+
+
+def _split(rows: Rows | None) -> dict[int, Rows]:
+    """The samples of each process, in the order of time."""
+    if rows is None or not len(rows):
+        return {}
+    order = np.argsort(rows["pid"], kind="stable")
+    pids, begins = np.unique(rows["pid"][order], return_index=True)
+    pieces = np.split(rows[order], begins[1:])
+    return {int(pid): piece for pid, piece in zip(pids, pieces, strict=True)}
 
 
 def _reserved(recorded: RankRecording) -> float | None:
     rows = recorded.rows
     if not len(rows) or not (rows["flags"][-1] & c.FLAG_DEVICE_MEMORY):
         return None
-    return float(rows["peak_reserved_bytes"].max())
+    before = int(recorded.earlier["peak_reserved_bytes"]) if recorded.earlier is not None else 0
+    return float(max(before, int(rows["peak_reserved_bytes"].max())))
 
 
 def gauge_series(
-    rows: NDArray[np.void] | None,
+    rows: Rows | None,
     begin_ns: int | None,
     metrics: tuple[c.Metric, ...],
     most: int = 300,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +14,6 @@ from traceml.schema import catalog as c
 from traceml.schema.recorded import RankRecording, RunRecording
 from traceml.schema.summary import Member, MetricStat, Section
 
-_FLAG_OF: Final = {
-    metric.key: c.FLAG_RSS if metric.key == "rss_bytes" else c.FLAG_DEVICE_MEMORY
-    for metric in c.STEP_MEMORY_METRICS
-}
-"""The bit of a row that says whether this memory was read."""
-
 
 def memory_view(
     ranks: dict[int, RankRecording], window: Window, recording: RunRecording
@@ -28,26 +22,25 @@ def memory_view(
     lit = [ranks[r] for r in window.ranks]
     if not lit or not window.count:
         return None
-    rows = [r.rows[np.isin(r.rows["step"], window.steps)] for r in lit]
-    on_device = all(bool((r["flags"] & c.FLAG_DEVICE_MEMORY).all()) for r in rows)
+    on_device = not np.isnan(window.memory["peak_allocated_bytes"]).any()
     key = "peak_allocated_bytes" if on_device else "rss_bytes"
     # A step whose memory was not read is left out: its 0 is no measurement.
-    read = np.logical_and.reduce([(r["flags"] & _FLAG_OF[key]) != 0 for r in rows])
+    read = ~np.isnan(window.memory[key]).any(axis=0)
     if not read.any():
         return None
-    rows = [r[read] for r in rows]
-    peak = np.stack([r[key].astype(float) for r in rows])
+    values = window.memory if read.all() else {k: v[:, read] for k, v in window.memory.items()}
     capacities = [r.header.get("device", {}).get("capacity_bytes") for r in lit]
     known = [float(v) for v in capacities if v]
     capacity = min(known) if on_device and len(known) == len(lit) else None
     return MemoryView(
         ranks=window.ranks,
         steps=window.steps[read],
-        peak=peak,
-        reserved=np.stack([r["peak_reserved_bytes"].astype(float) for r in rows]),
+        peak=values[key],
+        reserved=values["peak_reserved_bytes"],
         memory="device" if on_device else "rss",
         capacity=capacity if on_device else ram_total(recording.system_rows),
         total_steps=window.total_steps,
+        values=values,
     )
 
 
@@ -63,8 +56,7 @@ def memory_section(view: MemoryView | None, ranks: dict[int, RankRecording]) -> 
     findings = diagnose_memory(view)
     if view is None:
         return Section(findings[0], findings, metrics={k.key: MetricStat() for k in c.STEP_MEMORY_METRICS})
-    values = _memory_values(view, ranks)
-    own = m.rank_means(view.ranks, values)
+    own = m.rank_means(view.ranks, {k: (v, 1.0) for k, v in view.values.items()})
     head_tail = view.peak[:, -1] - view.peak[:, 0]
     worst = int(np.argmax(view.peak.max(axis=1)))
     return Section(
@@ -78,33 +70,23 @@ def memory_section(view: MemoryView | None, ranks: dict[int, RankRecording]) -> 
             "capacity_bytes": view.capacity,
             "head_tail_delta_bytes": float(head_tail[worst]),
         },
-        metrics={k: _peak_stat(view.ranks, v) for k, v in values.items()},
+        metrics={k: _peak_stat(view.ranks, v) for k, v in view.values.items()},
         ranks={str(r): Member(dict(ranks[r].identity), own[r]) for r in view.ranks},
     )
-
-
-def _memory_values(view: MemoryView, ranks: dict[int, RankRecording]) -> dict[str, NDArray[np.float64]]:
-    rows = [ranks[r].rows[np.isin(ranks[r].rows["step"], view.steps)] for r in view.ranks]
-    return {
-        metric.key: np.stack(
-            [np.where(r["flags"] & _FLAG_OF[metric.key], r[metric.key].astype(float), np.nan) for r in rows]
-        )
-        for metric in c.STEP_MEMORY_METRICS
-    }
 
 
 def _peak_stat(ranks: tuple[int, ...], values: NDArray[np.float64]) -> MetricStat:
     """Memory is judged by its peaks: each rank's value is its maximum over the window."""
     if values.size == 0 or np.isnan(values).all():
         return MetricStat()
-    found = m.stat(ranks, np.nanmax(values, axis=1, keepdims=True))
-    p5, p95 = np.nanpercentile(values, [5, 95])
+    found = m.stat(ranks, m.row_peaks(values)[:, None])
+    p5, p95 = m.spread(values)
     return MetricStat(
         found.average,
         found.median,
         found.worst,
-        m.number(float(p5)),
-        m.number(float(p95)),
+        m.number(p5),
+        m.number(p95),
         found.skew,
     )
 
@@ -116,7 +98,7 @@ def memory_series(view: MemoryView | None, most: int = 300) -> dict[str, Any]:
     at = np.unique(np.linspace(0, len(view.steps) - 1, min(most, len(view.steps))).astype(int))
     return {
         "steps": [int(view.steps[i]) for i in at],
-        "worst_bytes": [float(v) for v in view.peak.max(axis=0)[at]],
-        "median_bytes": [float(v) for v in np.median(view.peak, axis=0)[at]],
+        "worst_bytes": view.peak.max(axis=0)[at].tolist(),
+        "median_bytes": view.typical_peak[at].tolist(),
         "memory": view.memory,
     }

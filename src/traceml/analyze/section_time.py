@@ -12,8 +12,7 @@ from traceml.schema.summary import Member, Section
 def time_section(window: Window, ranks: dict[int, RankRecording]) -> Section:
     """What the step-time rules say about this window, and the numbers behind it."""
     findings = diagnose_time(window)
-    values = m.step_time_values(window)
-    own = m.rank_means(window.ranks, values)
+    own = m.rank_means(window.ranks, m.step_time_values(window))
     return Section(
         findings[0],
         findings,
@@ -21,6 +20,7 @@ def time_section(window: Window, ranks: dict[int, RankRecording]) -> Section:
             "start_step": int(window.steps[0]) if window.count else None,
             "end_step": int(window.steps[-1]) if window.count else None,
             "num_steps": window.count,
+            "earlier_steps": window.earlier_steps,
             "clock": window.clock,
             "ranks": list(window.ranks),
             "warmup_steps": len(window.warmup),

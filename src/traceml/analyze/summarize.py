@@ -6,13 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from traceml.analyze import metrics as m
 from traceml.analyze import primary
-from traceml.analyze.align import align, newest_of_each_rank
+from traceml.analyze.align import align_ranks, newest_of_each_rank
 from traceml.analyze.run_facts import events_of, run_of
 from traceml.analyze.section_context import (
     gauge_series,
+    padded,
     process_samples,
     process_section,
     system_section,
@@ -26,15 +28,18 @@ from traceml.schema.recorded import RankRecording, RunRecording
 from traceml.schema.summary import Summary
 
 
-def summarize(recording: RunRecording, facts: RunFacts, final: bool = True) -> Summary:
-    """The one object that everything shown is made from."""
+def summarize(
+    recording: RunRecording, facts: RunFacts, final: bool = True, last: int | None = None
+) -> Summary:
+    """The one object that everything shown is made from; `last` looks at the newest steps only (live)."""
     ranks = newest_of_each_rank(recording.ranks)
-    window = _with_cpu_delay(align(recording.ranks), recording, ranks)
+    samples = process_samples(recording, ranks)
+    window = _with_cpu_delay(align_ranks(ranks, last), samples)
     memory = memory_view(ranks, window, recording)
     step_time = time_section(window, ranks)
     step_memory = memory_section(memory, ranks)
     system = system_section(recording, facts, ranks)
-    process = process_section(recording, facts, ranks, memory)
+    process = process_section(recording, facts, ranks, memory, samples)
     step_ms = step_time.metrics["step_ms"].median.value
     return Summary(
         run=run_of(recording, facts, ranks, window),
@@ -57,11 +62,10 @@ def summarize(recording: RunRecording, facts: RunFacts, final: bool = True) -> S
     )
 
 
-def _with_cpu_delay(window: Window, recording: RunRecording, ranks: dict[int, RankRecording]) -> Window:
+def _with_cpu_delay(window: Window, samples: dict[int, NDArray[np.void]]) -> Window:
     """Tell the window how long its threads waited for a core: the worst rank's mean over the training."""
-    per_rank = [rows["cpu_delay_percent"] for rows in process_samples(recording, ranks).values()]
-    means = [float(np.nanmean(p)) for p in per_rank if not np.isnan(p).all()]
-    return replace(window, cpu_delay_share=max(means, default=0.0) / 100)
+    means = m.row_means(padded(list(samples.values()), "cpu_delay_percent"))
+    return replace(window, cpu_delay_share=float(np.fmax.reduce(means, initial=0.0)) / 100)
 
 
 def _rank_environment(ranks: dict[int, RankRecording], window: Window) -> dict[str, Any]:

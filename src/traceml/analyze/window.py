@@ -21,6 +21,55 @@ def middle(values: Floats) -> float:
     return float(np.sort(values)[(len(values) - 1) // 2])
 
 
+def median_of_ranks(values: Floats) -> Floats:
+    """For each step the median over ranks; NaN where a rank has none."""
+    return Across(values).median
+
+
+class Across:
+    """One quantity over (rank, step), seen across ranks: sorted once, asked often.
+
+    Sorting is faster than selecting here (vectorized), and gives the median without any one rank as well.
+    """
+
+    def __init__(self, values: Floats) -> None:
+        self.values = values
+
+    @cached_property
+    def _sorted(self) -> Floats:
+        if not self.values.any():
+            return self.values  # much of a training does not happen in most windows
+        return np.sort(self.values, axis=0)
+
+    @cached_property
+    def median(self) -> Floats:
+        """Of all ranks, for each step."""
+        count = len(self._sorted)
+        found: Floats = (self._sorted[(count - 1) // 2] + self._sorted[count // 2]) / 2
+        found[np.isnan(self._sorted[-1])] = np.nan
+        return found
+
+    def median_without(self, at: int) -> Floats:
+        """Of all ranks but this one, for each step. Not for values with NaN."""
+        mine, others = self.values[at], len(self._sorted) - 1
+        found: Floats = (self._other(mine, (others - 1) // 2) + self._other(mine, others // 2)) / 2
+        return found
+
+    def _other(self, mine: Floats, place: int) -> Floats:
+        """The value at this place among the sorted others."""
+        here, after = self._sorted[place], self._sorted[place + 1]
+        found: Floats = np.where(here < mine, here, after)
+        return found
+
+    @cached_property
+    def rank_medians(self) -> Floats:
+        """For each rank the median over steps."""
+        ordered = np.sort(self.values, axis=1)
+        count = ordered.shape[1]
+        found: Floats = (ordered[:, (count - 1) // 2] + ordered[:, count // 2]) / 2
+        return found
+
+
 @dataclass(frozen=True)
 class Window:
     """Completed steps that all ranks have, warm-up left out. Times in ns, NaN where not measured."""
@@ -41,8 +90,10 @@ class Window:
     workers: int = 0  # of the training loader: batches arrive in bursts of this many
     warmup: tuple[float, ...] = field(default=())  # ms of each step that was left out
     total_steps: int = 0
+    earlier_steps: int = 0  # of these: before the rows that are there; they count in totals only
     dark_ranks: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
+    memory: dict[str, Floats] = field(default_factory=dict)  # bytes by metric, (rank, step)
     cpu_delay_share: float = 0.0  # time that the ranks' threads waited for a core: other work's doing
 
     @property
@@ -53,16 +104,63 @@ class Window:
     def user_keys(self) -> tuple[str, ...]:
         return tuple(k for k in self.keys if k.startswith("user."))
 
+    def plane(self, key: str) -> Floats:
+        """One phase, (rank, step); NaN where it was not measured."""
+        return self.phases[:, :, self.keys.index(key)]
+
     def of(self, *keys: str) -> Floats:
-        """Sum of these phases, (rank, step); a phase that was not measured counts nothing."""
-        chosen = [self.keys.index(k) for k in keys if k in self.keys]
-        total: Floats = np.nansum(self.phases[:, :, chosen], axis=2)
+        """Sum of these phases, (rank, step), to be read only; what was not measured counts nothing."""
+        known = [k for k in keys if k in self.keys]
+        if not known:
+            return np.zeros(self.step_ns.shape)
+        if len(known) == 1 and self.measured(known[0]):
+            return self.plane(known[0])
+        total = np.zeros(self.step_ns.shape)
+        for key in known:
+            plane = self.plane(key)
+            total += plane if self.measured(key) else np.nan_to_num(plane)
         return total
 
     def measured(self, key: str) -> bool:
         """Whether every rank measured this phase."""
-        at = self.keys.index(key)
-        return bool(self.count) and not bool(np.isnan(self.phases[:, :, at]).any())
+        return bool(self.count) and key in self._complete
+
+    @cached_property
+    def _complete(self) -> frozenset[str]:
+        return frozenset(k for k in self.keys if not np.isnan(self.plane(k)).any())
+
+    @cached_property
+    def _across(self) -> dict[str, Across]:
+        return {}
+
+    def across(self, key: str) -> Across:
+        """One phase across ranks, a phase that was not measured as 0; kept, because several rules ask."""
+        if key not in self._across:
+            self._across[key] = Across(self.of(key))
+        return self._across[key]
+
+    @cached_property
+    def typical_ms(self) -> dict[str, Floats]:
+        """For each time metric the median over ranks of each step; what nobody measured is not there."""
+        found = {"step_ms": median_of_ranks(self.step_ns)} if self.count else {}
+        for key in self.keys if self.count else ():
+            if self.measured(key):
+                found[f"{key}_ms"] = self.across(key).median
+            elif not np.isnan(self.plane(key)).all():
+                found[f"{key}_ms"] = median_of_ranks(self.plane(key))
+        if self.count:
+            found["compute_ms"] = self.compute.median
+            found["gc_ms"] = median_of_ranks(self.gc_ns)
+        return {key: values / 1e6 for key, values in found.items() if not np.isnan(values).all()}
+
+    @cached_property
+    def compute(self) -> Across:
+        """Forward, backward and optimizer together; NaN unless all of them were measured."""
+        first, *others = (self.plane(c.PHASES[i].key) for i in c.COMPUTE_PHASES)
+        total = first.copy()
+        for plane in others:
+            total += plane
+        return Across(total)
 
     @cached_property
     def judged_ns(self) -> Floats:
@@ -83,10 +181,12 @@ class Window:
         groups = self.count // burst
         if groups < 1:
             return self.median_share(values)
+        if burst == 1:
+            return middle(Across(values / self.judged_ns).rank_medians)
         cut = groups * burst
         top = values[:, :cut].reshape(len(self.ranks), groups, burst).sum(axis=2)
         bottom = self.judged_ns[:, :cut].reshape(len(self.ranks), groups, burst).sum(axis=2)
-        return middle(np.median(top / bottom, axis=1))
+        return middle(Across(top / bottom).rank_medians)
 
     def mean_ms(self, values: Floats) -> float:
         """Mean over steps, median over ranks, in milliseconds."""

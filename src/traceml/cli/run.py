@@ -44,7 +44,9 @@ def main(words: list[str]) -> int:
     surroundings = Surroundings(Path.cwd())
     manifest = monitor.begin_manifest(folder, command, settings.mode, surroundings.facts)
     relay = Relay(place, folder, os.environ)
-    watcher = monitor.Monitor(folder, settings.interval, settings.stall_after, answer, environment)
+    watcher = monitor.Monitor(
+        folder, settings.interval, settings.stall_after, answer, environment, rolls_up=place.is_first
+    )
     code = watcher.watch(child.wait)
     manifest["environment"] = surroundings.facts
     manifest = monitor.end_manifest(folder, manifest, code, child.signals)

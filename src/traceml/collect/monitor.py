@@ -35,8 +35,11 @@ class Monitor:
         stall_after_s: float,
         answer: Callable[[Path, Path], None],
         environment: dict[str, str],
+        rolls_up: bool = True,
     ) -> None:
         self.folder = folder
+        self._rolls_up = rolls_up  # not where a relay still has to send the rows to another machine
+        self._roller: Any = None
         self._interval_s = interval_s
         self._answer = failsafe("answering final_summary()", None)(answer)
         self._environment = environment
@@ -53,6 +56,7 @@ class Monitor:
         prepare = failsafe("sampling CPU, memory and GPU", None)(self._prepare)
         sample = failsafe("sampling CPU, memory and GPU", None)(self._sample)
         look = failsafe("watching the ranks", None)(self._look)
+        roll = failsafe("rolling up old steps", None)(self._roll)
         answer_requests = failsafe("looking for requests", None)(self._answer_requests)
         code = poll(0.0)
         if code is None:
@@ -67,6 +71,7 @@ class Monitor:
                 due = now + pause_s
             answer_requests()
             look()
+            roll()
             code = poll(min(REQUEST_EVERY_S, max(0.0, due - time.monotonic())))
         look()  # who had ended when the command did
         return code
@@ -75,12 +80,18 @@ class Monitor:
         # Imported only now: the command is starting meanwhile.
         from traceml.collect.gauges import Gauges
         from traceml.collect.gpus import find_gpus
+        from traceml.collect.rollup import Roller
         from traceml.collect.tail import Tail
         from traceml.collect.watchdog import Watchdog
 
         self._tail = Tail(self.folder)
         self._watchdog = Watchdog(self._tail, self._stall_after_s)
         self._gauges = Gauges(self.folder / RECORDING, find_gpus(self._environment))
+        self._roller = Roller(self.folder) if self._rolls_up else None
+
+    def _roll(self) -> None:
+        if self._roller is not None:
+            self._roller.maybe_roll(time.monotonic())
 
     def _look(self) -> None:
         line = self._watchdog.look() if self._watchdog is not None else None

@@ -71,7 +71,7 @@ def convert(fields: Fields) -> Summary:
 
 def _run(run: Fields) -> Run:
     ranks, steps = run.inner("ranks"), run.inner("steps")
-    accounting = run.inner("accounting")
+    accounting, totals = run.inner("accounting"), run.inner("totals")
     return Run(
         name=run.text("name") or "",
         status=run.text("status") or "unknown",
@@ -93,6 +93,7 @@ def _run(run: Fields) -> Run:
         },
         mode=run.text("mode") or "",
         accounting={k: accounting.number(k) for k in accounting.data},
+        totals={k: totals.number(k) for k in totals.data},
         notes=run.texts("notes"),
     )
 

@@ -1,141 +1,233 @@
-"""Everything recorded in a run folder so far, as arrays: ranks, device times, gauges, events."""
+"""Everything recorded in a run folder so far, as arrays: ranks, device times, gauges, events.
+
+Each look reads only what is new. How many rows are held is bounded, whatever the run's length and size;
+the steps before them are held as one block of exact sums (`RankRecording.earlier`).
+"""
 
 from __future__ import annotations
 
-import json
+import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from traceml.collect.events_tail import EventsTail, read_events
+from traceml.collect.rollup import HEAD_ROWS, rolled_up, rolled_up_rows
+from traceml.collect.rows_tail import RowsTail
 from traceml.collect.rundir import RECORDING
-from traceml.recording.format import STATE_LOST
-from traceml.recording.reader import RecordingReader, UnreadableRecording
+from traceml.recording import format as fmt
+from traceml.recording.fold import STEPS, Fold, latest_of_each_step
+from traceml.recording.reader import RecordingReader, UnreadableRecording, names_of
 from traceml.schema import catalog as c
 from traceml.schema.recorded import NodeGauges, RankRecording, RunRecording
 
-NODE = re.compile(r"\.node(\d+)\.")
+__all__ = ["LIVE_STEPS", "Tail", "latest_of_each_step", "live_tail", "read_events"]
 
 Columns: TypeAlias = tuple[tuple[str, str], ...]
+NODE: Final = re.compile(r"\.node(\d+)\.")
+HEAD_COLUMNS: Final = ("step", "begin_ns", "end_ns")
+
+MOST_CELLS: Final = 2_000_000
+"""Rows held of all ranks together: about a gigabyte once they are aligned."""
+LIVE_STEPS: Final = 200
+LIVE_CELLS: Final = 1_000_000
+LIVE_ROWS: Final = 5_000
+"""A live view looks at the newest steps only; a few more are held for ranks that are not in step."""
+MOST_GAUGE_ROWS: Final = 1_000_000
+_GAUGES: Final = (("system", c.SYSTEM_COLUMNS), ("process", c.PROCESS_COLUMNS))
 
 
 class Tail:
-    """Reads a run folder again and again; each look maps only what is new."""
+    """Reads a run folder again and again."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, most_cells: int = MOST_CELLS, most_rows: int | None = None) -> None:
         self.folder = run_dir / RECORDING
-        self._readers: dict[Path, RecordingReader] = {}
         self.problems: list[str] = []
+        self._most_cells = most_cells
+        self._most_rows = most_rows
+        self._readers: dict[str, RecordingReader] = {}
+        self._ranks: dict[str, _RankTail] = {}
+        self._gauges: dict[str, RowsTail] = {}
+        self._events: dict[str, EventsTail] = {}
 
     def pids(self) -> dict[int, int]:
         """Process id to rank, of every process that trains."""
-        found: dict[int, int] = {}
+        found = {}
         for reader in self.local_ranks():
             identity = reader.header["identity"]
-            found[identity["pid"]] = identity["rank"]
+            found[int(identity.get("pid", 0))] = int(identity.get("rank", 0))
         return found
 
     def local_ranks(self) -> list[RecordingReader]:
         """The recordings of this machine's own ranks; what other nodes relayed is not among them."""
-        return [reader for path, reader in self._ranks() if NODE.search(path.name) is None]
+        names = (n for n in _rank_names(os.listdir(self.folder)) if ".node" not in n)
+        readers = (self._reader(name) for name in names)
+        return [reader for reader in readers if reader is not None]
 
     def read(self) -> RunRecording:
-        """All published rows of all files."""
+        """All published rows of all files, as far as they are held."""
+        names = os.listdir(self.folder)
+        there = set(names)
+        steps = _rank_names(names)
+        most = max(self._most_cells // max(len(steps), 1), LIVE_STEPS)
+        most = min(most, self._most_rows or most)
+        ranks = [r for name in steps if (r := self._rank(name, there, most)) is not None]
+        nodes = sorted({int(m.group(1)) for n in names if (m := NODE.search(n)) is not None})
+        most_gauges = MOST_GAUGE_ROWS // (2 * len(nodes) + 2)
+        gauges = {node: self._node_gauges(node, there, most_gauges) for node in (0, *nodes)}
         return RunRecording(
-            ranks=[self._rank(path, reader) for path, reader in self._ranks()],
-            system_rows=self._rows(self.folder / "system.gauges", c.SYSTEM_COLUMNS),
-            process_rows=self._rows(self.folder / "process.gauges", c.PROCESS_COLUMNS),
-            seen=frozenset(p.name.removeprefix("seen-") for p in self.folder.glob("seen-*")),
+            ranks=ranks,
+            system_rows=gauges[0].system_rows,
+            process_rows=gauges[0].process_rows,
+            seen=frozenset(n.removeprefix("seen-") for n in names if n.startswith("seen-")),
             problems=list(self.problems),
-            other_nodes={
-                node: NodeGauges(
-                    self._rows(self.folder / f"system.node{node}.gauges", c.SYSTEM_COLUMNS),
-                    self._rows(self.folder / f"process.node{node}.gauges", c.PROCESS_COLUMNS),
-                )
-                for node in self._other_nodes()
-            },
+            other_nodes={node: gauges[node] for node in nodes},
             monitor_events=[
-                e for path in sorted(self.folder.glob("monitor*.events.jsonl")) for e in read_events(path)
+                event
+                for name in sorted(there)
+                if name.startswith("monitor") and name.endswith(".events.jsonl")
+                for event in self._events.setdefault(name, EventsTail(self.folder / name)).read()
             ],
         )
 
-    def _rank(self, path: Path, reader: RecordingReader) -> RankRecording:
-        phase, state = reader.live()
+    def _rank(self, name: str, there: set[str], most_rows: int) -> RankRecording | None:
+        try:
+            tail = self._ranks.get(name)
+            if tail is None:
+                tail = self._ranks[name] = _RankTail(self.folder / name)
+            return tail.read(there, most_rows)
+        except (UnreadableRecording, OSError) as problem:
+            self._note(problem)
+            return None
+
+    def _node_gauges(self, node: int, there: set[str], most_rows: int) -> NodeGauges:
+        found: list[NDArray[np.void] | None] = []
+        for kind, columns in _GAUGES:
+            name = f"{kind}.node{node}.gauges" if node else f"{kind}.gauges"
+            rows = None
+            try:
+                if name in there:
+                    if name not in self._gauges:
+                        self._gauges[name] = _rows_tail(self.folder / name, columns, None)
+                    self._gauges[name].pull(most_rows)
+                    rows = self._gauges[name].rows
+            except (UnreadableRecording, OSError) as problem:
+                self._note(problem)
+            found.append(rows)
+        return NodeGauges(*found)
+
+    def _reader(self, name: str) -> RecordingReader | None:
+        if name not in self._readers:
+            try:
+                path = self.folder / name
+                reader = RecordingReader(path, rolled_up_rows(path))
+                _check(path, reader.header, c.STEP_COLUMNS, of_rank=True)
+                self._readers[name] = reader
+            except (UnreadableRecording, OSError) as problem:
+                self._note(problem)
+                return None
+        return self._readers[name]
+
+    def _note(self, problem: Exception) -> None:
+        """One bad file hides no other: it is named once."""
+        if str(problem) not in self.problems:
+            self.problems.append(str(problem))
+
+
+def live_tail(run_dir: Path) -> Tail:
+    """A tail for live views, which look at the newest steps again and again."""
+    return Tail(run_dir, LIVE_CELLS, LIVE_ROWS)
+
+
+class _RankTail:
+    """The files of one training process."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._steps = _rows_tail(path, c.STEP_COLUMNS, STEPS, of_rank=True)
+        self._device: RowsTail | None = None
+        self._device_path = path.with_suffix(".device")
+        self._events = EventsTail(path.with_suffix(".events.jsonl"))
+        self._head: NDArray[np.void] | None = None
+        self._names_bytes = b""
+        self._names: list[str | None] = [None] * c.USER_SLOTS
+        self._node = int(found.group(1)) if (found := NODE.search(path.name)) is not None else 0
+
+    def read(self, there: set[str], most_rows: int) -> RankRecording:
+        steps = self._steps
+        _pull(steps, most_rows)
+        live = steps.live
         return RankRecording(
-            header=reader.header,
-            rows=latest_of_each_step(reader.rows()),
-            device_rows=self._rows(path.with_suffix(".device"), c.DEVICE_COLUMNS),
-            user_names=reader.user_names(c.USER_SLOTS),
-            live_phase=phase,
-            lost_rows=state == STATE_LOST,
-            events=read_events(path.with_suffix(".events.jsonl")),
-            node=int(found.group(1)) if (found := NODE.search(path.name)) is not None else 0,
+            header=steps.header,
+            rows=latest_of_each_step(steps.rows),
+            device_rows=self._device_rows(there),
+            user_names=self._user_names(live),
+            live_phase=live[0] if live else 0,
+            lost_rows=len(live) > 1 and live[1] == fmt.STATE_LOST,
+            events=self._events.read(),
+            node=self._node,
+            earlier=steps.earlier,
+            head=self._first_rows(),
         )
 
-    def _other_nodes(self) -> list[int]:
-        names = (NODE.search(p.name) for p in self.folder.glob("*.node*"))
-        return sorted({int(m.group(1)) for m in names if m is not None})
+    def _first_rows(self) -> NDArray[np.void] | None:
+        if self._steps.earlier is not None and self._head is None:
+            rows = latest_of_each_step(self._steps.head(HEAD_ROWS))[list(HEAD_COLUMNS)]
+            self._head = rows.astype([(name, "<i8") for name in HEAD_COLUMNS])
+        return self._head
 
-    def _ranks(self) -> Iterator[tuple[Path, RecordingReader]]:
-        for path in sorted(self.folder.glob("rank-*.steps")):
-            reader = self._reader(path, c.STEP_COLUMNS, of_rank=True)
-            if reader is not None:
-                yield path, reader
+    def _device_rows(self, there: set[str]) -> NDArray[np.void] | None:
+        """Device times of the steps that are held."""
+        if self._device_path.name not in there:
+            return None
+        if self._device is None:
+            self._device = _rows_tail(self._device_path, c.DEVICE_COLUMNS, None)
+        # A step has one row at most, so that as many rows as there are steps reach back as far.
+        _pull(self._device, len(self._steps.rows))
+        return self._device.rows
 
-    def _rows(self, path: Path, columns: Columns) -> NDArray[np.void] | None:
-        reader = self._reader(path, columns) if path.exists() else None
-        return reader.rows() if reader is not None else None
-
-    def _reader(self, path: Path, columns: Columns, of_rank: bool = False) -> RecordingReader | None:
-        """The file's reader, or None with a line among the problems: one bad file hides no other."""
-        if path not in self._readers:
-            try:
-                reader = RecordingReader(path)
-                _check(reader, columns, of_rank)
-                self._readers[path] = reader
-            except (UnreadableRecording, OSError) as problem:
-                if str(problem) not in self.problems:
-                    self.problems.append(str(problem))
-                return None
-        return self._readers[path]
+    def _user_names(self, live: bytes) -> list[str | None]:
+        data = live[fmt.LIVE_NAMES - fmt.LIVE_OFFSET :][: c.USER_SLOTS * fmt.NAME_BYTES]
+        if data != self._names_bytes:
+            self._names_bytes, self._names = data, names_of(data, c.USER_SLOTS)
+        return self._names
 
 
-def _check(reader: RecordingReader, columns: Columns, of_rank: bool) -> None:
+def _pull(tail: RowsTail, most_rows: int) -> None:
+    """Everything new, also when rows that we had not read yet are rolled up, before or meanwhile."""
+    if not tail.newest:
+        _skip(tail)
+    while not tail.pull(most_rows) and _skip(tail):
+        pass
+
+
+def _skip(tail: RowsTail) -> bool:
+    """Go on after what is rolled up; False when that is not further than what was read."""
+    earlier = rolled_up(tail.path)
+    if earlier is None or int(earlier["end_row"]) <= tail.newest:
+        return False
+    tail.restart(earlier)
+    return True
+
+
+def _rank_names(names: list[str]) -> list[str]:
+    return sorted(n for n in names if n.startswith("rank-") and n.endswith(".steps"))
+
+
+def _rows_tail(path: Path, columns: Columns, fold: Fold | None, of_rank: bool = False) -> RowsTail:
+    tail = RowsTail(path, fold)
+    _check(path, tail.header, columns, of_rank)
+    return tail
+
+
+def _check(path: Path, header: dict[str, object], columns: Columns, of_rank: bool) -> None:
     """Refuse what is a recording but not of this kind: its rows would be taken for something else."""
-    there = {name for name, _ in reader.header["columns"]}
-    if not there.issuperset(name for name, _ in columns):
-        raise UnreadableRecording(f"{reader.path}: other columns than expected")
-    who = reader.header.get("identity")
-    if of_rank and not (isinstance(who, dict) and all(type(who.get(k)) is int for k in ("rank", "pid"))):
-        raise UnreadableRecording(f"{reader.path}: does not say which rank it is of")
-
-
-def latest_of_each_step(rows: NDArray[np.void]) -> NDArray[np.void]:
-    """A row with the same step number as the one before supersedes it."""
-    if len(rows) < 2:
-        return rows
-    superseded = rows["step"][1:] == rows["step"][:-1]
-    if not superseded.any():
-        return rows
-    kept: NDArray[np.void] = rows[np.append(~superseded, True)]
-    return kept
-
-
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """The events of one rank; a torn last line is left out."""
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return []
-    events = []
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and isinstance(event.get("kind"), str):
-            events.append(event)
-    return events
+    there = header["columns"]
+    if not isinstance(there, list) or not {name for name, _ in there}.issuperset(name for name, _ in columns):
+        raise UnreadableRecording(f"{path}: other columns than expected")
+    who = header.get("identity")
+    if of_rank and not (isinstance(who, dict) and all(type(who.get(k, 0)) is int for k in ("rank", "pid"))):
+        raise UnreadableRecording(f"{path}: does not say which rank it is of")

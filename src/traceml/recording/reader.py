@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,31 +23,39 @@ class UnreadableRecording(TraceMLError):
 
 
 class RecordingReader:
-    """One recording file; `rows()` gives everything published so far."""
+    """One recording file; `rows()` gives everything published so far.
 
-    def __init__(self, path: Path) -> None:
+    The first `rolled_up` rows may be gone from the file (collect/rollup.py): they are neither read nor given.
+    """
+
+    def __init__(self, path: Path, rolled_up: int = 0) -> None:
         self.path = path
-        self._known = 0
+        self._first = self._known = rolled_up
         with path.open("rb") as file:
             head = file.read(fmt.HEADER_SIZE)
-        self.header, self._row_size = _parse_header(path, head)
-        self._dtype = _row_dtype(path, self.header, self._row_size)
+        self.header, self.row_size = _parse_header(path, head)
+        self.dtype = row_dtype(path, self.header, self.row_size)
+
+    @property
+    def count(self) -> int:
+        """Rows published up to the last look, rolled-up ones included."""
+        return self._known
 
     def rows(self) -> NDArray[np.void]:
         """The published rows, as a structured array over the mapped file."""
         size = os.path.getsize(self.path)
-        capacity = (size - fmt.HEADER_SIZE) // self._row_size
-        if capacity <= 0:
-            return np.zeros(0, dtype=self._dtype)
+        capacity = (size - fmt.HEADER_SIZE) // self.row_size
+        if capacity <= self._first:
+            return np.zeros(0, dtype=self.dtype)
         with self.path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        every = np.frombuffer(mapped, self._dtype, count=capacity, offset=fmt.HEADER_SIZE)
+        every = np.frombuffer(mapped, self.dtype, count=capacity, offset=fmt.HEADER_SIZE)
         # Published rows are a prefix: look only at what came since the last call.
         sequence = every["sequence"][self._known :]
         expected = np.arange(self._known + 1, capacity + 1)
         missing = np.flatnonzero(sequence != expected)
         self._known = self._known + int(missing[0]) if len(missing) else capacity
-        return every[: self._known]
+        return every[self._first : self._known]
 
     def live(self) -> tuple[int, int]:
         """(current phase, writer's state) as the process last wrote them."""
@@ -59,9 +68,13 @@ class RecordingReader:
         """Names of the user columns, None where unused."""
         with self.path.open("rb") as file:
             file.seek(fmt.LIVE_NAMES)
-            data = file.read(slots * fmt.NAME_BYTES)
-        cut = [data[i * fmt.NAME_BYTES : (i + 1) * fmt.NAME_BYTES] for i in range(slots)]
-        return [c.split(b"\0")[0].decode(errors="replace") or None for c in cut]
+            return names_of(file.read(slots * fmt.NAME_BYTES), slots)
+
+
+def names_of(data: bytes, slots: int) -> list[str | None]:
+    """User names from the bytes of the live area that hold them."""
+    cut = [data[i * fmt.NAME_BYTES : (i + 1) * fmt.NAME_BYTES] for i in range(slots)]
+    return [c.split(b"\0")[0].decode(errors="replace") or None for c in cut]
 
 
 def _parse_header(path: Path, head: bytes) -> tuple[dict[str, Any], int]:
@@ -86,20 +99,28 @@ def _parse_header(path: Path, head: bytes) -> tuple[dict[str, Any], int]:
     return header, row_size
 
 
-def _row_dtype(path: Path, header: dict[str, Any], row_size: int) -> np.dtype[np.void]:
-    names, formats, offsets, at = [], [], [], 0
+def row_dtype(path: Path, header: dict[str, Any], row_size: int) -> np.dtype[np.void]:
+    """How a row of this recording lies in memory; `path` is for the error only."""
     try:
-        for name, code in header["columns"]:
-            kind = np.dtype(_NUMPY_CODES[code])
-            names.append(str(name))
-            formats.append(kind)
-            offsets.append(at)
-            at += kind.itemsize
+        columns = tuple((str(name), str(code)) for name, code in header["columns"])
+        return _dtype(columns, row_size)
     except (KeyError, TypeError, ValueError) as problem:
         raise UnreadableRecording(f"{path}: damaged column list") from problem
+
+
+@lru_cache(maxsize=64)
+def _dtype(columns: tuple[tuple[str, str], ...], row_size: int) -> np.dtype[np.void]:
+    """Shared by all files of a kind: thousands of ranks have the same columns."""
+    names, formats, offsets, at = [], [], [], 0
+    for name, code in columns:
+        kind = np.dtype(_NUMPY_CODES[code])
+        names.append(name)
+        formats.append(kind)
+        offsets.append(at)
+        at += kind.itemsize
     names.append("sequence")
     formats.append(np.dtype("<i8"))
     offsets.append(row_size - 8)
     if at > row_size - 8 or len(set(names)) != len(names):
-        raise UnreadableRecording(f"{path}: damaged column list")
+        raise ValueError("columns do not fit")
     return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": row_size})

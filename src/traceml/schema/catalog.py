@@ -94,6 +94,47 @@ DEVICE_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
 
 
 @dataclass(frozen=True, slots=True)
+class Folded:
+    """One column of a block, i.e. of many rows rolled up into one: from which column, and how."""
+
+    name: str
+    source: str
+    how: str  # first | last | sum | min | max | and
+
+
+def _summed(columns: tuple[tuple[str, str], ...], kept: tuple[str, ...]) -> tuple[Folded, ...]:
+    return tuple(Folded(name, name, "sum") for name, _ in columns if name not in kept)
+
+
+_BLOCK_HEAD: Final = (
+    Folded("end_row", "end_row", "last"),  # rows of the recording before the end of this block
+    Folded("steps", "one", "sum"),
+    Folded("first_step", "step", "first"),
+    Folded("last_step", "step", "last"),
+)
+_NOT_SUMMED: Final = (
+    *("step", "begin_ns", "end_ns", "flags", "spare"),
+    *(name for name, _ in STEP_COLUMNS if name.endswith("_bytes")),
+)
+STEP_BLOCK: Final[tuple[Folded, ...]] = (
+    *_BLOCK_HEAD,
+    Folded("begin_ns", "begin_ns", "first"),
+    Folded("end_ns", "end_ns", "last"),
+    Folded("step_ns", "took_ns", "sum"),
+    Folded("step_min_ns", "took_ns", "min"),
+    Folded("step_max_ns", "took_ns", "max"),
+    Folded("rss_bytes", "rss_bytes", "last"),
+    Folded("rss_max_bytes", "rss_bytes", "max"),
+    Folded("peak_allocated_bytes", "peak_allocated_bytes", "max"),
+    Folded("peak_reserved_bytes", "peak_reserved_bytes", "max"),
+    Folded("flags", "flags", "and"),
+    *_summed(STEP_COLUMNS, _NOT_SUMMED),
+)
+DEVICE_BLOCK: Final[tuple[Folded, ...]] = (*_BLOCK_HEAD, *_summed(DEVICE_COLUMNS, ("step",)))
+"""`end_row`, `one` and `took_ns` are no columns of a row: `recording.fold` knows them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Metric:
     """One number of the summary: what it is called, in which unit, what it means."""
 

@@ -22,6 +22,24 @@ class RankRecording:
     lost_rows: bool = False
     events: list[dict[str, Any]] = field(default_factory=list)
     node: int = 0  # whose gauges cover it
+    earlier: np.void | None = None
+    """One block (catalog.STEP_BLOCK) of all steps before `rows`, when those are not in `rows`."""
+    head: NDArray[np.void] | None = None
+    """Then: step, begin_ns and end_ns of the first steps, which `earlier` holds as well."""
+
+    @property
+    def begin_ns(self) -> int | None:
+        """When its first step began, on its machine's clock."""
+        if self.earlier is not None:
+            return int(self.earlier["begin_ns"])
+        return int(self.rows["begin_ns"][0]) if len(self.rows) else None
+
+    @property
+    def end_ns(self) -> int | None:
+        """When its last step ended."""
+        if len(self.rows):
+            return int(self.rows["end_ns"][-1])
+        return int(self.earlier["end_ns"]) if self.earlier is not None else None
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -101,6 +101,8 @@ class Run:
     steps: dict[str, Any] = field(default_factory=dict)
     mode: str = "summary"
     accounting: dict[str, float | None] = field(default_factory=dict)
+    totals: dict[str, float | None] = field(default_factory=dict)
+    """Of the same rank as `accounting`: seconds in each phase over the whole run, warm-up included."""
     notes: list[str] = field(default_factory=list)
 
 

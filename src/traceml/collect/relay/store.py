@@ -19,6 +19,7 @@ import numpy as np
 
 from traceml.collect.relay.names import Kind, TravelName, landed_pattern, parse_name
 from traceml.collect.relay.protocol import Limits
+from traceml.collect.rollup import rolled_up_rows
 from traceml.collect.rundir import write_atomic
 from traceml.errors import TraceMLError
 from traceml.recording import format as fmt
@@ -135,10 +136,11 @@ class NodeStore:
         if known is not None:
             return known  # nobody else writes it: no need to count the rows again
         try:
-            rows = RecordingReader(path).rows()
+            reader = RecordingReader(path, rolled_up_rows(path))
         except UnreadableRecording as problem:
             raise Refusal(f"{travel.name}: damaged on node 0") from problem
-        return _Landed(path, rows.dtype.itemsize, len(rows), path.stat().st_size)
+        reader.rows()
+        return _Landed(path, reader.row_size, reader.count, path.stat().st_size)
 
     def _create_rows(self, path: Path, travel: TravelName, head: bytes) -> None:
         """Under another name first: a recording appears with a sound header or not at all."""

@@ -1,0 +1,126 @@
+"""Fills the window's arrays from thousands of ranks' rows: a few ranks at a time, whole columns at once.
+
+A rank's rows lie together in memory, a window's values lie together by phase. A few ranks' rows fit the
+CPU's cache, so that reading their columns one after the other costs one pass over memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traceml.analyze.window import PHASE_KEYS, WAIT, Floats
+from traceml.schema import catalog as c
+from traceml.schema.recorded import RankRecording
+
+CACHE_ROWS: Final = 2_048
+MEMORY_FLAGS: Final = {
+    metric.key: c.FLAG_RSS if metric.key == "rss_bytes" else c.FLAG_DEVICE_MEMORY
+    for metric in c.STEP_MEMORY_METRICS
+}
+"""The bit of a row that says whether this memory was read."""
+Rows = NDArray[np.void]
+
+
+class Planes:
+    """What a window holds, one (rank, step) plane for each phase, place and column."""
+
+    def __init__(self, ranks: int, steps: int, user_columns: tuple[str, ...]) -> None:
+        shape = (ranks, steps)
+        self.user_columns = user_columns
+        self.phases = np.empty((len(PHASE_KEYS) + len(user_columns) + 1, *shape))
+        self.places = np.empty((len(c.WAIT_PLACES), *shape))
+        self.step_ns = np.empty(shape)
+        self.own_ns = np.empty(shape)
+        self.gc_ns = np.empty(shape)
+        self.gc_wait_ns = np.empty(shape)
+        self.samples = np.empty(shape)
+        self.tokens = np.empty(shape)
+        self.memory = {key: np.empty(shape) for key in MEMORY_FLAGS}
+        self.input_inferred = False
+
+    def fill(self, recordings: Sequence[RankRecording], picked: Sequence[Rows]) -> None:
+        """From the rows of each rank that are in the window."""
+        for at, rows in _together(picked):
+            own = [r.header.get("overhead", {}) for r in recordings[at]]
+            self._fill_host(at, rows)
+            self.own_ns[at] = rows["switches"]
+            self.own_ns[at] *= np.array([[float(o.get("switch_ns", 0))] for o in own])
+            self.own_ns[at] += np.array([[float(o.get("row_ns", 0))] for o in own])
+
+    def _fill_host(self, at: slice, rows: Rows) -> None:
+        flags = rows["flags"]
+        always, ever = (
+            int(np.bitwise_and.reduce(flags, axis=None)),
+            int(np.bitwise_or.reduce(flags, axis=None)),
+        )
+        for i, key in enumerate((*PHASE_KEYS, *self.user_columns)):
+            self.phases[i, at] = rows[key]
+            if i < len(PHASE_KEYS):
+                _blank(self.phases[i, at], flags, 1 << i, always, ever)
+        self.phases[-1, at] = 0
+        for i, place in enumerate(c.WAIT_PLACES):
+            self.places[i, at] = rows[place.key]
+            self.phases[-1, at] += self.places[i, at]
+        np.subtract(rows["end_ns"], rows["begin_ns"], out=self.step_ns[at], casting="unsafe")
+        self.gc_ns[at], self.gc_wait_ns[at] = rows["gc_ns"], rows["gc_wait_ns"]
+        for name, plane in (("samples", self.samples), ("tokens", self.tokens)):
+            plane[at] = rows[name]
+            plane[at][rows[name] == 0] = np.nan  # the size of the batch could not be told
+        for key, flag in MEMORY_FLAGS.items():
+            self.memory[key][at] = rows[key]
+            _blank(self.memory[key][at], flags, flag, always, ever)
+        self.input_inferred |= bool(ever & c.FLAG_INPUT_INFERRED)
+
+    def leave_out(self, leading: int) -> None:
+        """Without the first steps."""
+        self.phases, self.places = self.phases[:, :, leading:], self.places[:, :, leading:]
+        self.memory = {key: plane[:, leading:] for key, plane in self.memory.items()}
+        for name in ("step_ns", "own_ns", "gc_ns", "gc_wait_ns", "samples", "tokens"):
+            setattr(self, name, getattr(self, name)[:, leading:])
+
+    def use_device(self, picked: Sequence[Rows]) -> None:
+        """The device's times instead of the host's; what was measured stays as the host's rows say."""
+        for at, rows in _together(picked):
+            total = np.zeros(rows.shape)
+            for i, key in enumerate((*PHASE_KEYS, *self.user_columns)):
+                measured = ~np.isnan(self.phases[i, at])
+                self.phases[i, at] = np.where(measured, rows[key], np.nan)
+            self.phases[-1, at] = rows[WAIT]
+            for name in rows.dtype.names or ():
+                if name not in ("step", "sequence"):
+                    total += rows[name]
+            self.step_ns[at] = total
+
+
+def _blank(plane: Floats, flags: NDArray[np.uint32], bit: int, always: int, ever: int) -> None:
+    """NaN where this bit says that nothing was measured."""
+    if always & bit:
+        return
+    if ever & bit:
+        plane[(flags & bit) == 0] = np.nan
+    else:
+        plane[:] = np.nan
+
+
+def _together(picked: Sequence[Rows]) -> Iterator[tuple[slice, Rows]]:
+    """(which ranks, their rows as one array over (rank, step)), as many ranks as fit the cache."""
+    count = len(picked[0]) if picked else 0
+    if not count:
+        return
+    few = max(1, CACHE_ROWS // count)
+    dtype = picked[0].dtype
+    block = np.empty((few, count), dtype=dtype)
+    as_bytes = block.view(np.uint8).reshape(few, -1)
+    for begin in range(0, len(picked), few):
+        ranks = picked[begin : begin + few]
+        for i, rows in enumerate(ranks):
+            if rows.dtype == dtype and rows.flags.c_contiguous:
+                as_bytes[i] = rows.view(np.uint8)
+            else:
+                for name in dtype.names or ():
+                    block[name][i] = rows[name]
+        yield slice(begin, begin + len(ranks)), block[: len(ranks)]

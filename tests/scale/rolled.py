@@ -1,0 +1,77 @@
+"""A rank that takes very many steps, and what its whole-run totals must be."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from bench.synthetic import dtype_of, head_of, step_rows
+from numpy.typing import NDArray
+
+from traceml.analyze import totals
+from traceml.collect.rundir import RECORDING
+from traceml.collect.tail import Tail
+from traceml.recording import format as fmt
+from traceml.schema import catalog as c
+from traceml.schema.recorded import RankRecording
+
+ROW_BYTES = dtype_of(c.STEP_COLUMNS).itemsize
+SUMMED = tuple(f.name for f in c.STEP_BLOCK if f.how == "sum" and f.name not in ("steps", "step_ns"))
+
+
+@dataclass
+class LongRank:
+    """One rank's recording that grows by whole pieces; remembers the exact sums of what it wrote."""
+
+    run_dir: Path
+    name: str = "rank-0.7.steps"
+    rows: int = 0
+    steps: int = 0
+    step_ns: int = 0
+    sums: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        (self.run_dir / RECORDING).mkdir(parents=True, exist_ok=True)
+        self.path = self.run_dir / RECORDING / self.name
+        header = {"identity": {"rank": 0, "pid": 7, "world_size": 1}}
+        self.path.write_bytes(head_of(c.STEP_COLUMNS, header))
+
+    def append(self, count: int) -> NDArray[np.void]:
+        """So many further steps, one row each."""
+        rows = step_rows(self.steps + 1, count, seed=self.rows)
+        self.write(rows)
+        return rows
+
+    def write(self, rows: NDArray[np.void]) -> None:
+        """These rows; one with the same step as the row after it does not count."""
+        rows["sequence"] = np.arange(self.rows + 1, self.rows + 1 + len(rows))
+        with self.path.open("r+b") as file:
+            file.seek(fmt.HEADER_SIZE + self.rows * ROW_BYTES)
+            file.write(rows.tobytes())
+        self.rows += len(rows)
+        counting = rows[np.append(rows["step"][1:] != rows["step"][:-1], True)]
+        self.steps += len(counting)
+        self.step_ns += int((counting["end_ns"] - counting["begin_ns"]).sum())
+        for name in SUMMED:
+            self.sums[name] = self.sums.get(name, 0) + int(counting[name].sum())
+
+    def disk_bytes(self) -> int:
+        """What the recording and its blocks really take."""
+        paths = self.path.parent.glob(self.path.stem + ".*")
+        return sum(os.stat(p).st_blocks * 512 for p in paths)
+
+
+def read_one(run_dir: Path, **bounds: int) -> RankRecording:
+    """The one rank of this run, read afresh."""
+    (found,) = Tail(run_dir, **bounds).read().ranks
+    return found
+
+
+def check_totals(found: RankRecording, expected: LongRank) -> None:
+    """Every sum over the whole run is the exact one."""
+    assert totals.steps_of(found) == expected.steps
+    assert totals.step_ns(found) == expected.step_ns
+    for name, value in expected.sums.items():
+        assert totals.column_sum(found, name) == value, name

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 SCRIPT = """
 import json, statistics, sys, time
@@ -42,23 +43,36 @@ class Model(nn.Module):
         return self.layers(x)
 model = Model()
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-times = []
+switch = None
+if len(sys.argv) > 4:  # recording goes off and on again every few steps
+    from traceml.capture import install
+    switch, thread = install.active().switch, install.active().switch.thread
+times, off, skip = [], [], 0
 before = time.perf_counter_ns()
-for x, y in DataLoader(Data(), batch_size=None):
+for index, (x, y) in enumerate(DataLoader(Data(), batch_size=None), 1):
     optimizer.zero_grad()
     loss = nn.functional.mse_loss(model(x), y)
     loss.backward()
     optimizer.step()
     now = time.perf_counter_ns()
-    times.append(now - before)
-    before = now
-kept = sorted(times[len(times) // 10:])
-print(json.dumps({"median": statistics.median(kept), "p10": kept[len(kept) // 10], "steps": steps}))
+    if skip:
+        skip -= 1
+    else:
+        (times if switch is None or switch.thread == thread else off).append(now - before)
+    if switch is not None and index > 100 and index % 20 == 0:
+        switch.thread = -1 if switch.thread == thread else thread
+        switch.restart(switch.clock())
+        skip = 2
+    before = time.perf_counter_ns()
+def told(values):
+    kept = sorted(values[len(values) // 10:])
+    return {"median": statistics.median(kept), "p10": kept[len(kept) // 10]}
+print(json.dumps({**told(times), "steps": steps, "off": told(off) if off else None}))
 """
-SIZES = (("0.3 ms", 4000, 16, 2), ("3 ms", 600, 512, 6), ("30 ms", 100, 1536, 8))
+SIZES = (("0.3 ms", 4000, 16, 2), ("3 ms", 900, 384, 3), ("30 ms", 120, 1024, 5))
 
 
-def run(traced: bool, folder: Path, words: list[str], run_name: str) -> tuple[dict[str, float], float]:
+def run(traced: bool, folder: Path, words: list[str], run_name: str) -> tuple[dict[str, Any], float]:
     """One run of the script; returns what it reports and its wall time."""
     command = [sys.executable, "script.py", *words]
     if traced:
@@ -66,6 +80,25 @@ def run(traced: bool, folder: Path, words: list[str], run_name: str) -> tuple[di
     began = time.perf_counter()
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     return json.loads(done.stdout), time.perf_counter() - began
+
+
+def measure_inside(repeats: int, folder: Path) -> list[str]:
+    """Rows of the second table: recording on against recording off, every 20 steps within one process."""
+    rows = []
+    for name, steps, width, repeat in SIZES:
+        added, calm = [], []
+        for _ in range(repeats):
+            words = [str(2 * steps), str(width), str(repeat), "toggle"]
+            found, _ = run(True, folder, words, f"inside-{name.replace(' ', '')}-{len(added)}")
+            off = found["off"]
+            assert isinstance(off, dict)
+            added.append((found["median"] - off["median"]) / 1e3)
+            calm.append((found["p10"] - off["p10"]) / 1e3)
+        middle, low, high = quartiles(added)
+        spread = f"{low:+.1f} .. {high:+.1f} µs"
+        rows.append(f"| {name} | {middle:+.1f} µs | {spread} | {statistics.median(calm):+.1f} µs |")
+        print(rows[-1], flush=True)
+    return rows
 
 
 def quartiles(values: list[float]) -> tuple[float, float, float]:
@@ -161,6 +194,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "script.py").write_text(SCRIPT)
+        inside = measure_inside(5, folder)
         steps = measure_steps(given.pairs, folder)
         ends = measure_ends(given.pairs, folder)
         ends.append(monitor_load(folder, 12))
@@ -171,6 +205,12 @@ def main() -> None:
             "| step | plain | added, median | quartiles over pairs | undisturbed (p10) | own estimate |",
             "|---|---|---|---|---|---|",
             *steps,
+            "",
+            "Recording switched off and on every 20 steps within one process (5 processes a row):",
+            "",
+            "| step | added, median | quartiles over processes | undisturbed (p10) |",
+            "|---|---|---|---|",
+            *inside,
             "",
             "| what | measured |",
             "|---|---|",

@@ -30,7 +30,7 @@ from tests.scenarios.scenario import traceml
         (["run", "--run-name"], "needs a value"),
         (["dance"], "unknown command 'dance'"),
         (["view", "nowhere"], "no such file or run folder"),
-        (["view", "data.csv"], "not a TraceML summary"),
+        (["view", "data.csv"], "not JSON; give the final_summary.json"),
         (["view", "empty.json"], "the file is empty"),
         (["view", "."], "not a TraceML run folder"),
     ],

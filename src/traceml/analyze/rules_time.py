@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from traceml.analyze.rule import EXPLAINED, Measured, Rule
+from traceml.analyze.rule import CRIT_SHARE, EXPLAINED, WARN_SHARE, Measured, Rule
 from traceml.analyze.shape import Shift, find_period, find_shift, slow_steps
 from traceml.analyze.window import PHASE_KEYS, WAIT, Floats, Window, median_of_ranks
 from traceml.schema import catalog as c
@@ -180,8 +180,7 @@ def jitter(view: TimeView) -> Measured | None:
     rhythm = f"every {period} steps" if period else f"{len(slow)} of {len(pace)} steps, no rhythm"
     where = f"{fmt.share(part)} of it in {LABELS.get(name, name)}" if name else "spread over phases"
     return Measured(
-        # What other processes took from us is the machine's unrest, not the training's.
-        level=share - view.window.cpu_delay_share,
+        level=_jitter_level(share - view.window.cpu_delay_share, bool(name or period)),
         score=share,
         words={
             "rhythm": rhythm,
@@ -202,6 +201,12 @@ def jitter(view: TimeView) -> Measured | None:
         },
         cost_ms=lost / len(pace) / 1e6,
     )
+
+
+def _jitter_level(share: float, has_shape: bool) -> float:
+    """What other processes took from us has been taken out: that is the machine's unrest, not the
+    training's. Slow steps without a rhythm or a phase of their own are never more than a warning."""
+    return share if has_shape else min(share, WARN_SHARE + 0.5 * (CRIT_SHARE - WARN_SHARE))
 
 
 def _explains(excess: dict[str, float], whole_ms: float) -> tuple[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -25,7 +26,7 @@ def open_recording(session: Session, tensor: Any) -> None:
     torch = session.torch
     session.switch.thread = threading.get_ident()
     who = identity.identify(torch)
-    switch_ns, row_ns = _switch_cost_ns()
+    switch_ns, row_ns = _switch_cost_ns(torch)
     kind = getattr(getattr(tensor, "device", None), "type", "cpu")
     header = {
         "kind": "steps",
@@ -76,28 +77,31 @@ def merged(first: bytes, more: bytes) -> bytes:
     return ROW.pack(*row)
 
 
-def _switch_cost_ns() -> tuple[int, int]:
-    """What one phase switch and one row cost here, measured on scratch objects."""
+def _switch_cost_ns(torch: Any) -> tuple[int, int]:
+    """What one wrapped call and one row cost here, measured on scratch objects between tensor operations:
+    in a tight loop the same code costs a fourth, because it stays in the CPU's caches."""
     scratch = Switch()
     scratch.thread = threading.get_ident()
     wrapped = timed(_nothing, scratch, c.FORWARD)
-    switch_ns = _fastest_ns(wrapped)
-    # Packing is about a third of what ending a step costs (list, counters, sequence number).
     rows = bytearray(256 * 128)
     scratch.rows_into(rows, 0, len(rows), 256, 0)
-    row_ns = 3 * _fastest_ns(lambda: scratch.publish(scratch.since, 0))
-    return switch_ns, row_ns
+    block = torch.ones(128, 128, device="cpu")
+    disturb = functools.partial(torch.mm, block, block)
+    empty_ns = _cold_ns(_nothing, disturb)
+    switch_ns = _cold_ns(wrapped, disturb) - empty_ns
+    row_ns = _cold_ns(lambda: scratch.publish(scratch.since, 0), disturb) - empty_ns
+    return max(switch_ns, 0), max(row_ns, 0)
 
 
-def _fastest_ns(function: Callable[[], object], rounds: int = 20, batches: int = 5) -> int:
-    """Cost of one call when nothing disturbs it: the best of several batches."""
-    best = 1 << 60
-    for _ in range(batches):
+def _cold_ns(function: Callable[[], object], disturb: Callable[[], object], rounds: int = 25) -> int:
+    """Median cost of one call right after something else had the caches."""
+    took = []
+    for _ in range(rounds):
+        disturb()
         began = time.perf_counter_ns()
-        for _ in range(rounds):
-            function()
-        best = min(best, time.perf_counter_ns() - began)
-    return best // rounds
+        function()
+        took.append(time.perf_counter_ns() - began)
+    return sorted(took)[rounds // 2]
 
 
 def _nothing() -> None:

@@ -20,6 +20,9 @@ from traceml.collect.rundir import (
 from traceml.errors import failsafe, say
 
 REQUEST_EVERY_S: Final = 0.1
+YOUNG_SAMPLES: Final = 8
+YOUNG_INTERVAL_S: Final = 0.25
+"""The first samples of a rank come faster: short runs deserve a reading too."""
 
 
 class Monitor:
@@ -43,6 +46,9 @@ class Monitor:
         self._gauges: Any = None
         self._tail: Any = None
         self._watchdog: Any = None
+        self._ranks = 0
+        self._new_ranks = False
+        self._young = YOUNG_SAMPLES
         self._stall_after_s = stall_after_s
 
     def watch(self, poll: Callable[[float], int | None]) -> int:
@@ -58,9 +64,11 @@ class Monitor:
         due = time.monotonic() + self._interval_s
         while code is None:
             now = time.monotonic()
-            if now >= due:
+            if now >= due or self._new_ranks:
+                self._new_ranks = False
                 sample()
-                due = max(due + self._interval_s, now)
+                pause_s = self._interval_s if not self._young else min(YOUNG_INTERVAL_S, self._interval_s)
+                due = now + pause_s
             answer_requests()
             look()
             roll()
@@ -92,13 +100,18 @@ class Monitor:
 
     def _sample(self) -> None:
         if self._gauges is not None:
-            self._gauges.sample(self._tail.pids())
+            pids = self._tail.pids()
+            self._gauges.sample(pids)
+            if pids and self._young:
+                self._young -= 1
 
     def _answer_requests(self) -> None:
         with os.scandir(self.folder / RECORDING) as entries:
-            waiting = [e.path for e in entries if e.name.startswith("request-")]
-        for path in waiting:
-            request = Path(path)
+            names = [e.name for e in entries]
+        ranks = sum(name.endswith(".steps") for name in names)
+        self._new_ranks, self._ranks = ranks > self._ranks, ranks
+        waiting = [self.folder / RECORDING / name for name in names if name.startswith("request-")]
+        for request in waiting:
             self._answer(self.folder, request.with_name(request.name.replace("request-", "answer-")))
             request.unlink(missing_ok=True)
 

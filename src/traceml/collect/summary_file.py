@@ -118,15 +118,15 @@ def _not_json(head: bytes) -> str | None:
     if not head.strip():
         return "the file is empty"
     if head.startswith(b"SQLite format 3\0"):
-        return f"a database; compare reads the {SUMMARY_JSON} of a finished run"
+        return f"a database; give the {SUMMARY_JSON} of a finished run"
     text = head.lstrip(b"\xef\xbb\xbf").lstrip()
     if text[:1] in (b"{", b"["):
         return None
     if b"TraceML" in head and text[:1] in (b"-", b"+", b"T", b"="):
-        return f"a rendered text; compare reads the JSON file beside it ({SUMMARY_JSON})"
+        return f"a rendered text; give the JSON file beside it ({SUMMARY_JSON})"
     if b"\0" in head:
-        return f"a binary file; compare reads the {SUMMARY_JSON} of a finished run"
-    return f"not JSON; compare reads the {SUMMARY_JSON} of a finished run"
+        return f"a binary file; give the {SUMMARY_JSON} of a finished run"
+    return f"not JSON; give the {SUMMARY_JSON} of a finished run"
 
 
 def _bad_json(data: bytes, problem: str) -> str:

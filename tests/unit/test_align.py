@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.unit import made
-from traceml.analyze.align import align, find_warmup, newest_of_each_rank
+from traceml.analyze.align import align, find_warmup
 from traceml.schema import catalog as c
 
 USUAL = {"input": 1.0, "forward": 3.0, "backward": 5.0, "optimizer": 1.0}
@@ -70,15 +70,6 @@ def test_ranks_without_a_common_step_make_an_empty_window() -> None:
     early = made.rank(made.steps(10, **USUAL), 0)
     late = made.rank(made.steps(10, first_step=100, **USUAL), 1)
     assert align([early, late]).count == 0
-
-
-def test_a_restarted_rank_counts_once_with_its_latest_steps() -> None:
-    """Elastic restart: the newest recording that completed a step is the rank."""
-    old = made.rank(made.steps(90, **USUAL), clock_ns=1)
-    new = made.rank(made.steps(30, **USUAL), clock_ns=2)
-    unborn = made.rank(made.steps(0), clock_ns=3)
-    assert newest_of_each_rank([new, unborn, old]) == {0: new}
-    assert align([new, unborn, old]).total_steps == 30
 
 
 def test_live_views_take_the_newest_steps() -> None:

@@ -84,7 +84,7 @@ def test_ranks_seen_used_and_lost() -> None:
     dark = made.rank(made.steps(0), 2, world_size=4)
     found = summary_of(lit, dark)
     assert found.run.world_size == 4
-    ranks = {"seen": [0, 2], "used": [0], "lost": [1, 2, 3], "ended_first": None}
+    ranks = {"seen": [0, 2], "used": [0], "lost": [1, 2, 3], "ended_first": None, "earlier_attempts": []}
     assert found.run.ranks == ranks
     assert found.primary_diagnosis.status == "INPUT-BOUND"
     assert any("r2" in note for note in found.run.notes)
@@ -144,13 +144,6 @@ def test_problems_of_the_reader_are_passed_on() -> None:
     found = summary_of(made.rank(made.steps(50, **USUAL)), problems=["rank-1.steps: damaged header"])
     assert found.run.notes[0] == "rank-1.steps: damaged header"
     assert found.run.steps["total"] == 50
-
-
-def test_a_restart_is_noted() -> None:
-    """Earlier recordings of a rank that restarted are counted."""
-    old = made.rank(made.steps(50, **USUAL), clock_ns=1)
-    new = made.rank(made.steps(30, **USUAL), clock_ns=2)
-    assert any(note.startswith("1 earlier recording(s)") for note in summary_of(old, new).run.notes)
 
 
 def test_the_error_of_a_failed_run_is_its_reason() -> None:

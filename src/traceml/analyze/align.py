@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from traceml.analyze.attempts import find_attempts
 from traceml.analyze.gather import Planes
 from traceml.analyze.window import PHASE_KEYS, WAIT, Floats, Window, median_of_ranks
 from traceml.schema import catalog as c
@@ -22,24 +23,9 @@ Steps = NDArray[np.int64]
 Rows = NDArray[np.void]
 
 
-def newest_of_each_rank(recordings: Sequence[RankRecording]) -> dict[int, RankRecording]:
-    """A rank that restarted has several recordings: the last one that completed a step counts."""
-    chosen: dict[int, RankRecording] = {}
-    for recording in sorted(recordings, key=_started):
-        rank = recording.rank
-        known = chosen.get(rank)
-        if known is None or len(recording.rows) or not len(known.rows):
-            chosen[rank] = recording
-    return dict(sorted(chosen.items()))
-
-
-def _started(recording: RankRecording) -> int:
-    return int(recording.header.get("process", {}).get("clock_ns", 0))
-
-
 def align(recordings: Sequence[RankRecording], last: int | None = None) -> Window:
     """The window over all ranks that completed a step; `last` keeps only the newest steps (live views)."""
-    return align_ranks(newest_of_each_rank(recordings), last)
+    return align_ranks(find_attempts(recordings).chosen, last)
 
 
 def align_ranks(newest: dict[int, RankRecording], last: int | None = None) -> Window:

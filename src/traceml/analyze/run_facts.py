@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from traceml.analyze import totals
+from traceml.analyze import endings, totals
+from traceml.analyze.attempts import Attempts
 from traceml.analyze.window import Window
-from traceml.schema import catalog as c
 from traceml.schema import fmt
 from traceml.schema.facts import RunFacts
 from traceml.schema.recorded import RankRecording, RunRecording
@@ -18,13 +18,14 @@ from traceml.schema.summary import Run
 MOST_EVENTS = 200
 NOTABLE_CPU_DELAY = 0.05
 EVENT_FIELDS = ("kind", "rank", "step", "time_ns", "duration_ns")
-TOGETHER_NS = 500_000_000
-WAITING_FOR_OTHERS = c.PHASES[c.SYNC].key
-EXCHANGES = (c.PHASES[c.BACKWARD].key, c.PHASES[c.SYNC].key)
+WELL = ("completed", "running")
 
 
-def run_of(recording: RunRecording, facts: RunFacts, ranks: dict[int, RankRecording], window: Window) -> Run:
+def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window: Window) -> Run:
     """`summary.run`."""
+    ranks = attempts.chosen
+    earlier = [_attempt(before, recording.monitor_events) for before in attempts.before]
+    ended_well = facts.status in WELL
     expected = max((int(r.identity.get("world_size", 1)) for r in ranks.values()), default=1)
     seconds = None
     if facts.begin_ns is not None and facts.end_ns is not None:
@@ -33,7 +34,7 @@ def run_of(recording: RunRecording, facts: RunFacts, ranks: dict[int, RankRecord
         name=facts.name,
         status=facts.status,
         exit_code=facts.exit_code,
-        reason=facts.reason or _error_of(recording, ranks, facts),
+        reason=facts.reason or _reason(recording, ranks, facts),
         started_at=facts.started_at,
         ended_at=facts.ended_at,
         duration_s=seconds,
@@ -44,7 +45,8 @@ def run_of(recording: RunRecording, facts: RunFacts, ranks: dict[int, RankRecord
             "seen": sorted(ranks),
             "used": list(window.ranks),
             "lost": sorted(set(range(expected)).difference(window.ranks)),
-            "ended_first": ended_first(recording, ranks, facts),
+            "ended_first": None if ended_well else endings.ended_first(ranks, recording.monitor_events),
+            "earlier_attempts": earlier,
         },
         steps={
             "total": window.total_steps,
@@ -53,74 +55,40 @@ def run_of(recording: RunRecording, facts: RunFacts, ranks: dict[int, RankRecord
             "first_step_ms": window.warmup[0] if window.warmup else None,
         },
         mode=facts.mode,
-        accounting=_accounting(ranks, facts),
+        accounting=_accounting(attempts, facts),
         totals=next((totals.run_totals(r) for r in ranks.values() if len(r.rows)), {}),
-        notes=_notes(recording, facts, ranks, window),
+        notes=[*_notes(recording, facts, ranks, window), *_restarts(earlier)],
     )
 
 
-def _error_of(recording: RunRecording, ranks: dict[int, RankRecording], facts: RunFacts) -> str | None:
-    if facts.exit_code in (0, None) and facts.status in ("completed", "running"):
+def _reason(recording: RunRecording, ranks: dict[int, RankRecording], facts: RunFacts) -> str | None:
+    if facts.exit_code in (0, None) and facts.status in WELL:
         return None
-    error = _first_error(ranks)
-    first = ended_first(recording, ranks, facts)
-    if len(ranks) < 2 or first is None:
-        return error[1] if error is not None else None
-    text = f"r{first['rank']} ended first: after step {first['step']}, in {first['phase']}"
-    return text + (f"; r{error[0]}: {error[1]}" if error is not None else "")
+    return endings.describe(ranks, recording.monitor_events)
 
 
-def _first_error(ranks: dict[int, RankRecording]) -> tuple[int, str] | None:
-    """The exception that came first; one out of an exchange may only echo another rank's end."""
-    errors = [(_is_echo(e), e.get("time_ns", 0), r, e) for r, x in ranks.items() for e in x.events]
-    errors = [found for found in errors if found[3]["kind"] == "error"]
-    if not errors:
-        return None
-    _, _, rank, event = min(errors, key=lambda found: found[:3])
-    return rank, str(event.get("message"))
+def _attempt(ranks: dict[int, RankRecording], noticed: list[dict[str, Any]]) -> dict[str, Any]:
+    """An attempt that was given up: how far it came and why it ended."""
+    went_well = endings.ended_well(ranks, noticed)
+    return {
+        "steps": max(totals.steps_of(r) for r in ranks.values()),
+        "ended_first": None if went_well else endings.ended_first(ranks, noticed),
+        "reason": None if went_well else endings.describe(ranks, noticed),
+    }
 
 
-def _is_echo(event: dict[str, Any]) -> bool:
-    return event.get("during") in EXCHANGES
-
-
-def ended_first(
-    recording: RunRecording, ranks: dict[int, RankRecording], facts: RunFacts
-) -> dict[str, Any] | None:
-    """In a run that did not end well: the rank that went first, its last step, and where it was.
-
-    Ranks that end within half a second of the first are taken together. Among them: one that raised outside
-    an exchange; else one that was killed while it was not waiting for others; else whoever raised first.
-    """
-    if facts.status in ("completed", "running"):
-        return None
-    ended = sorted(
-        (e for e in recording.monitor_events if e["kind"] == "rank_ended" and e.get("rank") in ranks),
-        key=lambda e: int(e.get("time_ns", 0)),
-    )
-    if not ended:
-        return None
-    together = [e for e in ended if e["time_ns"] - ended[0]["time_ns"] < TOGETHER_NS]
-    raised = {r for r, x in ranks.items() for e in x.events if e["kind"] == "error" and not _is_echo(e)}
-    error = _first_error(ranks)
-    guilty = (
-        [e for e in together if e["rank"] in raised]
-        or [e for e in together if not e.get("closed") and e.get("phase") != WAITING_FOR_OTHERS]
-        or [e for e in together if error is not None and e["rank"] == error[0]]
-        or together
-    )
-    return {"rank": guilty[0]["rank"], "step": guilty[0].get("step"), "phase": guilty[0].get("phase")}
-
-
-def _accounting(ranks: dict[int, RankRecording], facts: RunFacts) -> dict[str, float | None]:
-    """How the run's seconds add up on the first rank: start-up, steps, dropped steps, the end."""
-    lit = [r for r in ranks.values() if len(r.rows)]
+def _accounting(attempts: Attempts, facts: RunFacts) -> dict[str, float | None]:
+    """How the run's seconds add up on the first rank: start-up, attempts, steps, dropped steps, the end."""
+    lit = [r for r in attempts.chosen.values() if len(r.rows)]
     if not lit or facts.begin_ns is None or facts.end_ns is None:
         return {}
     begin_ns, end_ns = lit[0].begin_ns or 0, lit[0].end_ns or 0
     steps_s = totals.step_ns(lit[0]) / 1e9
+    before = [r.begin_ns for attempt in attempts.before for r in attempt.values() if r.node == lit[0].node]
+    first_ns = min((at for at in before if at is not None), default=begin_ns)
     return {
-        "startup_s": (begin_ns - facts.begin_ns) / 1e9,
+        "startup_s": (first_ns - facts.begin_ns) / 1e9,
+        **({"earlier_attempts_s": (begin_ns - first_ns) / 1e9} if attempts.before else {}),
         "steps_s": steps_s,
         "dropped_steps_s": (end_ns - begin_ns) / 1e9 - steps_s,
         "after_last_step_s": (facts.end_ns - end_ns) / 1e9,
@@ -157,10 +125,20 @@ def _notes(
     if window.dark_ranks:
         dark = ", ".join(f"r{r}" for r in window.dark_ranks)
         notes.append(f"No completed step from {dark}.")
-    restarts = len(recording.ranks) - len(ranks)
-    if restarts > 0:
-        notes.append(f"{restarts} earlier recording(s) of the same rank are not in this summary.")
     return notes
+
+
+def _restarts(earlier: list[dict[str, Any]]) -> list[str]:
+    """That the same ranks ran before: what is said elsewhere is of the last time only."""
+    if not earlier:
+        return []
+    last = earlier[-1]
+    why = f": {last['reason']}" if last["reason"] else ""
+    return [
+        f"The same ranks ran {len(earlier) + 1} times; only the last time is in these numbers. The time "
+        f"before, they completed {fmt.count(last['steps'])} step(s){why}"
+        + ("" if why.endswith((".", "!", "?")) else ".")
+    ]
 
 
 def _why_nothing(seen: frozenset[str]) -> str:

@@ -9,7 +9,8 @@ import numpy as np
 
 from traceml.analyze import metrics as m
 from traceml.analyze import primary
-from traceml.analyze.align import align_ranks, newest_of_each_rank
+from traceml.analyze.align import align_ranks
+from traceml.analyze.attempts import find_attempts
 from traceml.analyze.run_facts import events_of, run_of
 from traceml.analyze.samples import Samples, process_samples
 from traceml.analyze.section_context import (
@@ -30,7 +31,8 @@ def summarize(
     recording: RunRecording, facts: RunFacts, final: bool = True, last: int | None = None
 ) -> Summary:
     """The one object that everything shown is made from; `last` looks at the newest steps only (live)."""
-    ranks = newest_of_each_rank(recording.ranks)
+    attempts = find_attempts(recording.ranks)
+    ranks = attempts.chosen
     samples = process_samples(recording, ranks)
     window = _with_cpu_delay(align_ranks(ranks, last), samples)
     memory = memory_view(ranks, window, recording)
@@ -40,7 +42,7 @@ def summarize(
     process = process_section(recording, facts, ranks, memory, samples)
     step_ms = step_time.metrics["step_ms"].median.value
     return Summary(
-        run=run_of(recording, facts, ranks, window),
+        run=run_of(recording, facts, attempts, window),
         primary_diagnosis=primary.choose(step_time.issues, step_memory.issues, system.issues, step_ms),
         step_time=step_time,
         step_memory=step_memory,

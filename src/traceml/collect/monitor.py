@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from traceml.collect.out_of_memory import oom_kills, oom_kills_since
 from traceml.collect.rundir import (
     RECORDING,
     SUMMARY_JSON,
@@ -138,6 +139,7 @@ def begin_manifest(
         "command": command,
         "mode": mode,
         "monitor_pid": os.getpid(),
+        "oom_kills": oom_kills(),
         "cores": usable_cores(),
         "environment": surroundings,
         "files": {
@@ -154,7 +156,7 @@ def end_manifest(
     folder: Path, manifest: dict[str, Any], code: int | None, signals: list[int]
 ) -> dict[str, Any]:
     """The same manifest once the command has ended with this code."""
-    status, reason = how_it_ended(code, signals)
+    status, reason = how_it_ended(code, signals, oom_kills_since(manifest.get("oom_kills")))
     return {
         **manifest,
         "status": status,
@@ -166,8 +168,10 @@ def end_manifest(
     }
 
 
-def how_it_ended(code: int | None, signals: list[int]) -> tuple[str, str | None]:
-    """(status, reason) of a run from its exit code and the signals that we saw."""
+def how_it_ended(
+    code: int | None, signals: list[int], out_of_memory: int | None = None
+) -> tuple[str, str | None]:
+    """(status, reason) of a run from its exit code, the signals that we saw and the kernel's OOM kills."""
     asked = [s for s in signals if s in (signal.SIGINT, signal.SIGTERM)]
     if asked:
         name = signal.Signals(asked[0]).name
@@ -176,9 +180,16 @@ def how_it_ended(code: int | None, signals: list[int]) -> tuple[str, str | None]
         return "completed", None
     if code < 0:
         name = signal.Signals(-code).name
-        hint = "; the kernel does this when memory runs out" if name == "SIGKILL" else ""
-        return "killed", f"killed by {name}{hint}"
+        return "killed", f"killed by {name}{_why_killed(out_of_memory) if name == 'SIGKILL' else ''}"
     return ("completed", None) if code == 0 else ("failed", None)
+
+
+def _why_killed(out_of_memory: int | None) -> str:
+    if out_of_memory is None:
+        return "; the kernel does this when memory runs out"
+    if out_of_memory:
+        return "; memory ran out: the kernel killed for it during this run"
+    return "; not by the kernel for lack of memory"
 
 
 def usable_cores() -> int:

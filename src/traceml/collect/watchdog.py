@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from traceml.collect.out_of_memory import oom_kills, oom_kills_since
 from traceml.collect.tail import Tail
 from traceml.recording.format import STATE_RUNNING
 from traceml.recording.reader import RecordingReader
@@ -42,6 +43,7 @@ class Watchdog:
         self._tail = tail
         self._stall_after_ns = stall_after_s * 1e9
         self._ended: set[int] = set()
+        self._oom_kills = oom_kills()
         self._stalled = False
 
     def look(self) -> str | None:
@@ -50,7 +52,7 @@ class Watchdog:
         for state in states:
             if not state.alive and state.pid not in self._ended:
                 self._ended.add(state.pid)
-                self._note("rank_ended", state)
+                self._note("rank_ended", state, oom_kills=oom_kills_since(self._oom_kills))
         return self._check_stall([s for s in states if s.alive])
 
     def _check_stall(self, states: list[RankState]) -> str | None:
@@ -67,22 +69,24 @@ class Watchdog:
             return None
         self._stalled = True
         for state in known:
-            self._note("stall", state, silent_ns)
+            self._note("stall", state, duration_ns=int(silent_ns))
         places = ", ".join(f"r{s.rank} in {phase_name(s.phase)} after step {s.step}" for s in known[:16])
         more = f" and {len(known) - 16} more" if len(known) > 16 else ""
         return (
             f"no step completed for {silent_ns / 1e9:.0f} s (usual: {usual_ns / 1e9:.3g} s): {places}{more}"
         )
 
-    def _note(self, kind: str, state: RankState, duration_ns: int = 0) -> None:
+    def _note(self, kind: str, state: RankState, **more: int | None) -> None:
         event = {
             "kind": kind,
             "rank": state.rank,
+            "pid": state.pid,
             "step": state.step,
             "time_ns": time.perf_counter_ns(),
-            "duration_ns": int(duration_ns),
+            "duration_ns": 0,
             "phase": phase_name(state.phase),
             "closed": state.closed,
+            **more,
         }
         with (self._tail.folder / EVENTS).open("a") as file:
             file.write(json.dumps(event) + "\n")

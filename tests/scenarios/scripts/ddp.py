@@ -21,6 +21,8 @@ parser.add_argument("--optimizer", type=float, default=0.0)
 parser.add_argument("--base", type=float, default=15.0, help="ms of forward on every rank")
 parser.add_argument("--extra-steps", type=int, default=0)
 parser.add_argument("--kill-at", type=int, default=0)
+parser.add_argument("--kill-all-at", type=int, default=0)
+parser.add_argument("--starve", default="", help="join this memory cgroup (and a rank's number), then leak")
 parser.add_argument("--raise-at", type=int, default=0)
 parser.add_argument("--hang-at", type=int, default=0)
 parser.add_argument("--memory-mb", type=int, default=0)
@@ -34,6 +36,10 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 step = 0
+leaked = []
+if args.starve:
+    with open(f"{args.starve}{rank}/cgroup.procs", "w") as file:
+        file.write(str(os.getpid()))
 
 
 def sleep(ms):
@@ -99,6 +105,10 @@ for index, (x, y) in enumerate(DataLoader(Data(steps * args.accumulate), batch_s
     optimizer.step()
     optimizer.zero_grad()
     step += 1
+    if args.starve and step >= 20:
+        leaked.append(torch.ones(2**22))
+    if step == args.kill_all_at:
+        os.kill(os.getpid(), signal.SIGKILL)
     if rank == args.rank:
         if step == args.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)

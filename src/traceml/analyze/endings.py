@@ -1,0 +1,91 @@
+"""How ranks that did not end well ended: which of them went first, where it was, and what was raised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from traceml.schema import catalog as c
+from traceml.schema.recorded import RankRecording
+
+TOGETHER_NS: Final = 500_000_000
+WAITING_FOR_OTHERS: Final = c.PHASES[c.SYNC].key
+EXCHANGES: Final = (c.PHASES[c.BACKWARD].key, c.PHASES[c.SYNC].key)
+
+Event = dict[str, Any]
+Ranks = dict[int, RankRecording]
+
+
+def ended_first(ranks: Ranks, noticed: Sequence[Event]) -> Event | None:
+    """The rank that went first, its last step, and where it was; `noticed` is what the monitors saw.
+
+    Ranks that end within half a second of the first are taken together. Among them: one that raised outside
+    an exchange; else one that was killed while it was not waiting for others; else whoever raised first.
+    """
+    ended = sorted(
+        (e for e in noticed if e["kind"] == "rank_ended" and _is_of(e, ranks)),
+        key=lambda e: int(e.get("time_ns", 0)),
+    )
+    if not ended:
+        return None
+    together = [e for e in ended if e["time_ns"] - ended[0]["time_ns"] < TOGETHER_NS]
+    raised = {r for r, x in ranks.items() for e in x.events if e["kind"] == "error" and not _is_echo(e)}
+    error = first_error(ranks)
+    guilty = (
+        [e for e in together if e["rank"] in raised]
+        or [e for e in together if not e.get("closed") and e.get("phase") != WAITING_FOR_OTHERS]
+        or [e for e in together if error is not None and e["rank"] == error[0]]
+        or together
+    )
+    return {"rank": guilty[0]["rank"], "step": guilty[0].get("step"), "phase": guilty[0].get("phase")}
+
+
+def ended_well(ranks: Ranks, noticed: Sequence[Event]) -> bool:
+    """Whether every process got to its end without an exception, as far as is known."""
+    ended = [e for e in noticed if e["kind"] == "rank_ended" and _is_of(e, ranks)]
+    return first_error(ranks) is None and all(e.get("closed") for e in ended)
+
+
+def describe(ranks: Ranks, noticed: Sequence[Event]) -> str | None:
+    """The end in words: who went first and how, and the exception that came first."""
+    error = first_error(ranks)
+    first = ended_first(ranks, noticed)
+    if first is None or (len(ranks) == 1 and error is not None):
+        return error[1] if error is not None else None
+    abrupt = _is_abrupt(first["rank"], ranks, noticed)
+    text = f"r{first['rank']} {'was killed or crashed' if abrupt else 'ended'}"
+    text += " first" if len(ranks) > 1 else ""
+    text += f": after step {first['step']}, in {first['phase']}"
+    if error is not None:
+        text += f"; r{error[0]}: {error[1]}"
+    kills = max((e.get("oom_kills") or 0 for e in noticed if _is_of(e, ranks)), default=0)
+    if abrupt and kills:
+        text += f"; the kernel killed {kills} process(es) for lack of memory during this run"
+    return text
+
+
+def _is_abrupt(rank: int, ranks: Ranks, noticed: Sequence[Event]) -> bool:
+    """Neither an exception nor the interpreter's end: a signal from outside, or a crash in native code."""
+    mine = [e for e in noticed if e["kind"] == "rank_ended" and e.get("rank") == rank and _is_of(e, ranks)]
+    raised = any(e["kind"] == "error" for e in ranks[rank].events)
+    return not raised and any(not e.get("closed", True) for e in mine)
+
+
+def first_error(ranks: Ranks) -> tuple[int, str] | None:
+    """The exception that came first; one out of an exchange may only echo another rank's end."""
+    errors = [(_is_echo(e), e.get("time_ns", 0), r, e) for r, x in ranks.items() for e in x.events]
+    errors = [found for found in errors if found[3]["kind"] == "error"]
+    if not errors:
+        return None
+    _, _, rank, event = min(errors, key=lambda found: found[:3])
+    return rank, str(event.get("message"))
+
+
+def _is_echo(event: Event) -> bool:
+    return event.get("during") in EXCHANGES
+
+
+def _is_of(event: Event, ranks: Ranks) -> bool:
+    """Whether one of these processes ended, not one of another attempt that had the same rank."""
+    mine = ranks.get(event.get("rank", -1))
+    return mine is not None and event.get("pid", mine.pid) == mine.pid

@@ -1,0 +1,153 @@
+"""Any launcher, and every way to spread a model over ranks: found and timed without being told."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scenarios.scenario import traceml
+from tests.scenarios.test_ranks import DDP
+
+pytestmark = pytest.mark.scenario
+
+
+def summary_of(folder: Path, *words: str) -> dict[str, Any]:
+    """The summary of `traceml run` with these words."""
+    done = traceml("run", "--run-name", "r", "--overwrite", *words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads((folder / "logs" / "r" / "final_summary.json").read_text())
+    return found
+
+
+def test_torchrun_as_the_command(tmp_path: Path) -> None:
+    """`torch.distributed.run` with words of its own: the ranks are found, never configured."""
+    words = ("--standalone", "--nproc-per-node=2", DDP, "--steps", "12")
+    summary = summary_of(tmp_path, sys.executable, "-m", "torch.distributed.run", *words)
+    assert summary["run"]["ranks"]["used"] == [0, 1]
+    assert summary["run"]["steps"]["total"] == 12
+
+
+def test_processes_that_the_script_spawns(tmp_path: Path) -> None:
+    """`mp.spawn` from a script: each spawned process is a rank, the script itself is none."""
+    (tmp_path / "spawn.py").write_text(SPAWN)
+    summary = summary_of(tmp_path, "spawn.py")
+    assert summary["run"]["ranks"]["used"] == [0, 1]
+    assert summary["run"]["steps"]["total"] == 8
+
+
+ACCELERATE = """
+import time
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.set_num_threads(1)
+accelerator = Accelerator(cpu=True)
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(32, 1)
+    def forward(self, x):
+        time.sleep(0.045 if accelerator.process_index == 1 else 0.015)
+        return self.linear(x)
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(torch.randn(640, 32), torch.randn(640, 1)), batch_size=8)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for x, y in loader:
+    accelerator.backward(nn.functional.mse_loss(model(x), y))
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_accelerate_launch_as_the_command(tmp_path: Path) -> None:
+    """`accelerate launch` of two processes: both ranks, every step, and the one that is slow in forward."""
+    (tmp_path / "train.py").write_text(ACCELERATE)
+    launcher = (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2")
+    plain = ("--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no")
+    summary = summary_of(tmp_path, *launcher, *plain, "train.py")
+    assert summary["run"]["steps"]["total"] == 40
+    primary = summary["primary_diagnosis"]
+    assert (primary["status"], primary["ranks"], primary["phase"]) == ("COMPUTE STRAGGLER", [1], "forward")
+    assert primary["evidence"]["excess_ms"] == pytest.approx(30, rel=0.2)
+
+
+SPAWN = """
+import os, tempfile
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+def work(rank, store):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(8):
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    mp.spawn(work, args=(tempfile.mktemp(),), nprocs=2)
+"""
+
+
+FSDP = """
+import sys, time
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+    def forward(self, x):
+        time.sleep(0.03 if dist.get_rank() == 1 else 0.005)
+        return torch.relu(self.linear(x))
+model = nn.Sequential(Block(), nn.Linear(64, 1))
+if sys.argv[1] == "2":
+    fully_shard(model[0])
+    fully_shard(model)
+else:
+    model[0] = FullyShardedDataParallel(model[0], device_id=torch.device("cpu"))
+    model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(40):
+    optimizer.zero_grad()
+    model(torch.randn(8, 64)).sum().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_fsdp_waits_inside_its_collectives(tmp_path: Path, version: str) -> None:
+    """FSDP on gloo: waiting for the slow rank is sync, and the rank that is slow in forward is named."""
+    (tmp_path / "fsdp.py").write_text(FSDP)
+    summary = summary_of(tmp_path, "fsdp.py", "--nproc-per-node", "2", "--", version)
+    assert summary["step_time"]["metrics"]["sync_ms"]["worst"]["rank"] == 0
+    primary = summary["primary_diagnosis"]
+    assert (primary["status"], primary["ranks"], primary["phase"]) == ("COMPUTE STRAGGLER", [1], "forward")
+    assert primary["evidence"]["excess_ms"] == pytest.approx(25, rel=0.2)
+
+
+def test_weights_are_bit_for_bit_those_of_plain_training(tmp_path: Path) -> None:
+    """DDP with and without TraceML gives exactly the same weights on every rank."""
+    script = tmp_path / "weights.py"
+    script.write_text(
+        SPAWN.replace(
+            "    dist.destroy",
+            "    torch.save(model.state_dict(), f'{os.environ[\"OUT\"]}.{rank}')\n    dist.destroy",
+        ).replace("def work(rank, store):", "def work(rank, store):\n    torch.manual_seed(7)")
+    )
+    import torch
+
+    for name, words in (("plain", ["--disable-traceml"]), ("traced", ["--run-name", "w"])):
+        done = traceml("run", *words, "weights.py", cwd=tmp_path, env={"OUT": name})
+        assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        plain, traced = (torch.load(tmp_path / f"{n}.{rank}") for n in ("plain", "traced"))
+        assert all(torch.equal(plain[k], traced[k]) for k in plain)

@@ -1,0 +1,159 @@
+"""Ranks that end badly, through the command line: the summary comes and says who, when and where."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scenarios.scenario import SRC, traceml
+from tests.scenarios.test_ranks import DDP, run
+
+pytestmark = pytest.mark.scenario
+CGROUPS = (
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+    ("/sys/fs/cgroup", "memory.max"),
+)
+OOM_BYTES = 300 * 2**20
+
+
+@pytest.mark.parametrize(("fault", "says"), [("--kill-at", ""), ("--raise-at", "had enough")])
+def test_a_rank_that_dies_is_named_with_its_last_step(tmp_path: Path, fault: str, says: str) -> None:
+    """One rank killed or raising: the summary comes, names the rank, its last step and where it was."""
+    summary, done = run(tmp_path, 2, fault, "25")
+    assert done.returncode != 0
+    assert summary["run"]["status"] == "failed"
+    assert summary["run"]["steps"]["total"] >= 24
+    first = summary["run"]["ranks"]["ended_first"]
+    assert first["rank"] == 1
+    assert first["step"] in (24, 25)
+    assert first["phase"]
+    assert says in (summary["run"]["reason"] or "")
+
+
+def test_a_rank_that_hangs_is_noticed_live(tmp_path: Path) -> None:
+    """A stall is reported while it lasts, with the phase of each rank; the summary has it too."""
+    command = [sys.executable, "-m", "traceml", "run", "--run-name", "r", "--stall-after", "3", DDP]
+    running = subprocess.Popen(
+        [*command, "--nproc-per-node", "2", "--", "--hang-at", "20"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert running.stderr is not None
+    stalled = ""
+    for line in running.stderr:
+        if "no step completed for" in line:
+            stalled = line
+            break
+    assert "r0 in sync after step 20" in stalled
+    assert "r1 in wait" in stalled
+    os.kill(running.pid, signal.SIGTERM)
+    running.communicate(timeout=60)
+    summary = json.loads((tmp_path / "logs" / "r" / "final_summary.json").read_text())
+    assert {e["rank"] for e in summary["events"] if e["kind"] == "stall"} == {0, 1}
+    assert summary["run"]["status"] == "interrupted"
+
+
+def test_all_ranks_killed_at_once_lose_no_step(tmp_path: Path) -> None:
+    """Every rank is killed after the same step: all of them, that step and the phase are in the summary."""
+    summary, done = run(tmp_path, 4, "--kill-all-at", "25", "--base", "40")
+    assert done.returncode != 0
+    assert summary["run"]["status"] == "failed"
+    assert summary["run"]["steps"]["total"] == 25
+    assert summary["run"]["ranks"]["used"] == [0, 1, 2, 3]
+    first = summary["run"]["ranks"]["ended_first"]
+    assert first["step"] == 25
+    assert first["phase"].startswith("wait")
+    assert f"r{first['rank']} was killed or crashed first: after step 25" in summary["run"]["reason"]
+    assert "lack of memory" not in summary["run"]["reason"]
+
+
+@pytest.fixture
+def starved() -> Iterator[str]:
+    """Memory cgroups `<name>0` and `<name>1` that hold little more than a training does."""
+    for root, limit in CGROUPS:
+        name = f"{root}/traceml-test-{os.getpid()}-"
+        try:
+            for rank in range(2):
+                Path(f"{name}{rank}").mkdir()
+                Path(f"{name}{rank}/{limit}").write_text(str(OOM_BYTES))
+        except OSError:
+            _remove(name)
+            continue
+        yield name
+        _remove(name)
+        return
+    pytest.skip("no memory cgroup can be made here: needs root and the memory controller")
+
+
+def _remove(name: str) -> None:
+    for rank in range(2):
+        if Path(f"{name}{rank}").is_dir():
+            Path(f"{name}{rank}").rmdir()
+
+
+def test_all_ranks_killed_by_the_kernel_for_memory(tmp_path: Path, starved: str) -> None:
+    """A real out-of-memory kill of every rank: all completed steps are there, and memory is named."""
+    summary, done = run(tmp_path, 2, "--starve", starved, "--steps", "2000", "--base", "5")
+    assert done.returncode != 0
+    ranks = summary["run"]["ranks"]
+    assert ranks["used"] == [0, 1]
+    assert 20 < summary["run"]["steps"]["total"] < 200
+    assert abs(ranks["ended_first"]["step"] - summary["run"]["steps"]["total"]) <= 1
+    assert ranks["ended_first"]["phase"]
+    assert "for lack of memory" in summary["run"]["reason"], done.stderr
+
+
+ELASTIC = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+torch.set_num_threads(1)
+attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
+# A store for each attempt: with torchrun's own, gloo now and then meets a rank of the attempt before.
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}{attempt}", rank=rank, world_size=2)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(1, 41):
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.01)
+    if (attempt, rank, step) == (0, 1, 15):
+        if sys.argv[1] == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise RuntimeError("not yet")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("how", ["kill", "raise"])
+def test_an_elastic_restart_is_one_run_with_its_last_attempt(tmp_path: Path, how: str) -> None:
+    """torchrun starts all ranks again: the numbers are of the last attempt, the first one's end is said."""
+    (tmp_path / "elastic.py").write_text(ELASTIC)
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=2")
+    words = ("--nproc-per-node=2", "elastic.py", how, str(tmp_path / "store"))
+    done = traceml("run", "--run-name", "e", *launcher, *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary: dict[str, Any] = json.loads((tmp_path / "logs" / "e" / "final_summary.json").read_text())
+    assert summary["run"]["status"] == "completed"
+    assert summary["run"]["steps"]["total"] == 40
+    assert summary["run"]["ranks"]["used"] == [0, 1]
+    (before,) = summary["run"]["ranks"]["earlier_attempts"]
+    assert before["steps"] == 15
+    assert before["ended_first"]["rank"] == 1
+    assert ("not yet" if how == "raise" else "r1 was killed or crashed first") in before["reason"]
+    account = summary["run"]["accounting"]
+    assert account["earlier_attempts_s"] > 15 * 0.01
+    assert sum(account.values()) == pytest.approx(summary["run"]["duration_s"], rel=0.01)
+    assert "The same ranks ran 2 times" in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -269,7 +270,9 @@ def test_a_rank_that_stopped_long_ago_does_not_empty_the_window(tmp_path: Path) 
     going.append(15_000)
     Roller(tmp_path / "b", KEEP, every_s=0).maybe_roll(0.0)
     first, second = read_one(tmp_path / "a"), read_one(tmp_path / "b")
-    second.header["identity"].update(rank=1, world_size=2)
+    second = replace(
+        second, header={**second.header, "identity": {**second.identity, "rank": 1, "world_size": 2}}
+    )
     found = summarize(RunRecording([first, second]), FACTS)
     assert found.run.ranks["used"] == [1]
     assert found.run.ranks["lost"] == [0]

@@ -14,6 +14,7 @@ from tests.unit import made
 from traceml.analyze import metrics as m
 from traceml.analyze.align import align, empty_window
 from traceml.schema import catalog as c
+from traceml.schema.summary import Finding
 
 NAN = math.nan
 
@@ -71,7 +72,7 @@ def test_any_values_give_finite_numbers_or_null(values: np.ndarray) -> None:
 
 def test_the_keys_are_those_of_the_catalogue() -> None:
     """Every step-time metric of the catalogue, in its order, user phases before wait."""
-    found = m.step_time_metrics(made.window(user={"augment": 1.0}, forward=10))
+    found = m.step_time_metrics(m.step_time_table(made.window(user={"augment": 1.0}, forward=10)))
     expected = [row.key for row in c.STEP_TIME_METRICS]
     expected.insert(expected.index("wait_ms"), "user.augment_ms")
     assert list(found) == expected
@@ -79,7 +80,7 @@ def test_the_keys_are_those_of_the_catalogue() -> None:
 
 def test_shares_and_compute() -> None:
     """Shares are of the whole step; compute is forward, backward and optimizer."""
-    found = m.step_time_metrics(made.window(forward=3, backward=4, optimizer=1, input=2))
+    found = m.step_time_metrics(m.step_time_table(made.window(forward=3, backward=4, optimizer=1, input=2)))
     assert found["compute_ms"].average == 8
     assert found["compute_ms"].share == pytest.approx(0.8)
     assert found["step_ms"].share == 1.0
@@ -87,7 +88,9 @@ def test_shares_and_compute() -> None:
 
 def test_a_phase_that_was_not_measured_is_null_and_so_is_its_sum() -> None:
     """h2d that was not measured is null; without backward there is no compute either."""
-    found = m.step_time_metrics(made.window(forward=10, unmeasured=("h2d", "sync", "backward")))
+    found = m.step_time_metrics(
+        m.step_time_table(made.window(forward=10, unmeasured=("h2d", "sync", "backward")))
+    )
     for key in ("h2d_ms", "backward_ms", "compute_ms"):
         assert (found[key].average, found[key].share) == (None, None)
     assert found["checkpoint_ms"].average == 0
@@ -97,20 +100,20 @@ def test_a_median_of_shares_is_not_a_share_of_medians() -> None:
     """Each rank's share counts, then the median of them."""
     usual = {"forward": 10.0, "backward": 10.0, "optimizer": 0.0}
     ranks = [made.rank(made.steps(20, input=i, **usual), n) for n, i in enumerate((0.0, 20.0, 60.0))]
-    assert m.step_time_metrics(align(ranks))["input_ms"].share == pytest.approx(20 / 40)
+    assert m.step_time_metrics(m.step_time_table(align(ranks)))["input_ms"].share == pytest.approx(20 / 40)
 
 
 def test_rates_are_totals_over_totals() -> None:
     """Samples a second over the whole window: a mean of per-step rates would favour short steps."""
     window = made.window(4, forward=[10, 10, 10, 70], samples=np.full((1, 4), 5.0))
-    found = m.step_time_metrics(window)
+    found = m.step_time_metrics(m.step_time_table(window))
     assert found["samples_per_s"].average == pytest.approx(200)
     assert found["tokens_per_s"].average is None
 
 
 def test_own_means_of_each_rank() -> None:
     """A rank's row has its mean, or null where it measured nothing."""
-    found = m.rank_means((0, 1), {"x": (np.array([[1.0, 3.0], [NAN, NAN]]), 1.0)})
+    found = m.Table((0, 1), {"x": (np.array([[1.0, 3.0], [NAN, NAN]]), 1.0)}).of_members((0, 1))
     assert found == {0: {"x": 2.0}, 1: {"x": None}}
 
 
@@ -156,7 +159,20 @@ def test_series_are_short_and_keep_the_slowest_step(count: int) -> None:
 def test_an_empty_window_has_null_metrics() -> None:
     """Zero steps: all keys, all null; no blocks, no series."""
     window = empty_window()
-    found = m.step_time_metrics(window)
+    found = m.step_time_metrics(m.step_time_table(window))
     assert {stat.average for stat in found.values()} == {None}
     assert m.blocks(window)["start_steps"] == []
     assert m.step_series(window) == {"steps": []}
+
+
+def test_of_very_many_members_those_that_are_named_are_listed() -> None:
+    """A live summary lists the ranks of findings, the median and the worst of each metric, and some more."""
+    ranks = tuple(range(1000))
+    metrics = {"x": m.stat(ranks, np.arange(1000.0)[:, None])}
+    finding = Finding("K", "K", "warn", "", "", ranks=[777])
+    found = m.listed(ranks, metrics, [finding], 100)
+    assert {777, 499, 999}.issubset(found)
+    assert found == sorted(set(found))
+    assert 50 < len(found) <= 100 + 3
+    assert m.listed(ranks, metrics, [finding], None) == list(ranks)
+    assert m.listed(ranks, metrics, [finding], 1000) == list(ranks)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit import made
 from traceml.analyze.rules_context import PROCESS_RULES, SYSTEM_RULES, ContextView, diagnose_context
+from traceml.analyze.samples import process_samples
 from traceml.analyze.section_context import process_section, system_section
 from traceml.analyze.summarize import summarize
 from traceml.schema import catalog as c
@@ -232,4 +233,4 @@ def test_an_empty_run_has_sections_all_the_same() -> None:
     """No rank, no sample: both sections still answer."""
     empty = RunRecording(ranks=[])
     assert system_section(empty, FACTS, {}).diagnosis.kind == "NO_DATA"
-    assert process_section(empty, FACTS, {}, None).diagnosis.kind == "NO_DATA"
+    assert process_section(empty, FACTS, {}, None, process_samples(empty, {})).diagnosis.kind == "NO_DATA"

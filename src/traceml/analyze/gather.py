@@ -26,20 +26,22 @@ Rows = NDArray[np.void]
 
 
 class Planes:
-    """What a window holds, one (rank, step) plane for each phase, place and column."""
+    """What a window holds, one (rank, step) plane for each phase, place and column.
+
+    Few of them are used in most runs: a plane of zeros is memory that is never touched, and one of NaN is a
+    single number until a rank has something to put there.
+    """
 
     def __init__(self, ranks: int, steps: int, user_columns: tuple[str, ...]) -> None:
         shape = (ranks, steps)
         self.user_columns = user_columns
-        self.phases = np.empty((len(PHASE_KEYS) + len(user_columns) + 1, *shape))
-        self.places = np.empty((len(c.WAIT_PLACES), *shape))
+        self.phases = np.zeros((len(PHASE_KEYS) + len(user_columns) + 1, *shape))
+        self.places = np.zeros((len(c.WAIT_PLACES), *shape))
         self.step_ns = np.empty(shape)
         self.own_ns = np.empty(shape)
-        self.gc_ns = np.empty(shape)
-        self.gc_wait_ns = np.empty(shape)
-        self.samples = np.empty(shape)
-        self.tokens = np.empty(shape)
-        self.memory = {key: np.empty(shape) for key in MEMORY_FLAGS}
+        self.gc = {name: np.zeros(shape) for name in ("gc_ns", "gc_wait_ns")}
+        self.amounts = {name: np.broadcast_to(np.nan, shape) for name in ("samples", "tokens")}
+        self.memory = {key: np.broadcast_to(np.nan, shape) for key in MEMORY_FLAGS}
         self.input_inferred = False
 
     def fill(self, recordings: Sequence[RankRecording], picked: Sequence[Rows]) -> None:
@@ -53,34 +55,36 @@ class Planes:
 
     def _fill_host(self, at: slice, rows: Rows) -> None:
         flags = rows["flags"]
-        always, ever = (
-            int(np.bitwise_and.reduce(flags, axis=None)),
-            int(np.bitwise_or.reduce(flags, axis=None)),
-        )
+        always = int(np.bitwise_and.reduce(flags, axis=None))
+        ever = int(np.bitwise_or.reduce(flags, axis=None))
         for i, key in enumerate((*PHASE_KEYS, *self.user_columns)):
-            self.phases[i, at] = rows[key]
+            _put(self.phases[i, at], rows[key])
             if i < len(PHASE_KEYS):
                 _blank(self.phases[i, at], flags, 1 << i, always, ever)
-        self.phases[-1, at] = 0
         for i, place in enumerate(c.WAIT_PLACES):
-            self.places[i, at] = rows[place.key]
-            self.phases[-1, at] += self.places[i, at]
+            if _put(self.places[i, at], rows[place.key]):
+                self.phases[-1, at] += self.places[i, at]
         np.subtract(rows["end_ns"], rows["begin_ns"], out=self.step_ns[at], casting="unsafe")
-        self.gc_ns[at], self.gc_wait_ns[at] = rows["gc_ns"], rows["gc_wait_ns"]
-        for name, plane in (("samples", self.samples), ("tokens", self.tokens)):
-            plane[at] = rows[name]
-            plane[at][rows[name] == 0] = np.nan  # the size of the batch could not be told
+        for name, plane in self.gc.items():
+            _put(plane[at], rows[name])
+        for name in self.amounts:
+            if rows[name].any():
+                amount = _writable(self.amounts, name)[at]
+                amount[:] = rows[name]
+                amount[rows[name] == 0] = np.nan  # the size of the batch could not be told
         for key, flag in MEMORY_FLAGS.items():
-            self.memory[key][at] = rows[key]
-            _blank(self.memory[key][at], flags, flag, always, ever)
+            if ever & flag:
+                read = _writable(self.memory, key)[at]
+                read[:] = rows[key]
+                _blank(read, flags, flag, always, ever)
         self.input_inferred |= bool(ever & c.FLAG_INPUT_INFERRED)
 
     def leave_out(self, leading: int) -> None:
         """Without the first steps."""
         self.phases, self.places = self.phases[:, :, leading:], self.places[:, :, leading:]
-        self.memory = {key: plane[:, leading:] for key, plane in self.memory.items()}
-        for name in ("step_ns", "own_ns", "gc_ns", "gc_wait_ns", "samples", "tokens"):
-            setattr(self, name, getattr(self, name)[:, leading:])
+        self.step_ns, self.own_ns = self.step_ns[:, leading:], self.own_ns[:, leading:]
+        for planes in (self.gc, self.amounts, self.memory):
+            planes.update({name: plane[:, leading:] for name, plane in planes.items()})
 
     def use_device(self, picked: Sequence[Rows]) -> None:
         """The device's times instead of the host's; what was measured stays as the host's rows say."""
@@ -94,6 +98,21 @@ class Planes:
                 if name not in ("step", "sequence"):
                     total += rows[name]
             self.step_ns[at] = total
+
+
+def _put(plane: Floats, values: NDArray[np.int64]) -> bool:
+    """Copy the values into a plane of zeros; False when there is nothing to copy."""
+    if not values.any():
+        return False
+    plane[:] = values
+    return True
+
+
+def _writable(planes: dict[str, Floats], name: str) -> Floats:
+    """A plane of its own for what was NaN everywhere so far."""
+    if not planes[name].flags.writeable:
+        planes[name] = np.full(planes[name].shape, np.nan)
+    return planes[name]
 
 
 def _blank(plane: Floats, flags: NDArray[np.uint32], bit: int, always: int, ever: int) -> None:

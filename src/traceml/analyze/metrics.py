@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from traceml.analyze.window import WAIT, Window, middle
 from traceml.schema import catalog as c
-from traceml.schema.summary import MetricStat, RankValue
+from traceml.schema.summary import Finding, MetricStat, RankValue
 
 Floats = NDArray[np.float64]
 
@@ -24,11 +25,44 @@ def number(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
+class Table:
+    """Metrics of some members (ranks or nodes) over (member, step or sample): means are taken once.
+
+    `values` has each metric's array, NaN where it was not measured, and what to multiply it with.
+    """
+
+    def __init__(self, members: tuple[int, ...], values: dict[str, tuple[Floats, float]]) -> None:
+        self.members = members
+        self._values = values
+        self.means = {key: row_means(array) * scale for key, (array, scale) in values.items()}
+
+    def stats(self, smaller_is_worse: tuple[str, ...] = ()) -> dict[str, MetricStat]:
+        """Each metric's statistics."""
+        return {k: self._stat(k, k in smaller_is_worse) for k in self._values}
+
+    def _stat(self, key: str, smaller_is_worse: bool) -> MetricStat:
+        values, scale = self._values[key]
+        return stat(self.members, values, smaller_is_worse, scale, self.means[key])
+
+    def of_members(self, chosen: Sequence[int]) -> dict[int, dict[str, float | None]]:
+        """The means of these members, to the nanosecond: thousands of ranks make a long file."""
+        place = {member: i for i, member in enumerate(self.members)}
+        there = [member for member in chosen if member in place]
+        at = [place[member] for member in there]
+        columns = [numbers(np.round(means[at], 6)) for means in self.means.values()]
+        rows = zip(*columns, strict=True) if columns else iter(())
+        return {r: dict(zip(self.means, row, strict=True)) for r, row in zip(there, rows, strict=True)}
+
+
 def stat(
-    ranks: tuple[int, ...], values: Floats, smaller_is_worse: bool = False, scale: float = 1.0
+    ranks: tuple[int, ...],
+    values: Floats,
+    smaller_is_worse: bool = False,
+    scale: float = 1.0,
+    means: Floats | None = None,
 ) -> MetricStat:
     """Statistics of one metric over (rank, step or sample). The median and the worst are real ranks'."""
-    means = row_means(values) * scale
+    means = row_means(values) * scale if means is None else means
     known = np.flatnonzero(~np.isnan(means))
     if not len(known):
         return MetricStat()
@@ -44,6 +78,18 @@ def stat(
         p95=number(p95 * scale),
         skew=float(means[worst] / means[median] - 1) if means[median] else None,
     )
+
+
+def listed(
+    members: Sequence[int], metrics: dict[str, MetricStat], findings: Sequence[Finding], most: int | None
+) -> list[int]:
+    """The members that a section lists: all of them, or of more than `most` those that anything names."""
+    if most is None or len(members) <= most:
+        return list(members)
+    named = {rank for finding in findings for rank in finding.ranks}
+    named.update(rank for s in metrics.values() for rank in (s.median.rank, s.worst.rank) if rank is not None)
+    every = -(-len(members) // max(most - len(named), 1))
+    return sorted(named.intersection(members).union(members[::every]))
 
 
 def row_means(values: Floats) -> Floats:
@@ -104,34 +150,22 @@ def _rate(amount: Floats, step_ns: Floats) -> Floats:
     return np.where(unknown, np.nan, total / np.maximum(step_ns.sum(axis=1), 1.0))[:, None]
 
 
-def step_time_metrics(window: Window) -> dict[str, MetricStat]:
+def step_time_table(window: Window) -> Table:
+    """Every step-time metric of every rank in the window."""
+    return Table(window.ranks, step_time_values(window))
+
+
+def step_time_metrics(table: Table) -> dict[str, MetricStat]:
     """`step_time.metrics`."""
-    found = {}
-    for key, (values, scale) in step_time_values(window).items():
-        if key.endswith("_per_s"):
-            found[key] = stat(window.ranks, values, smaller_is_worse=True, scale=scale)
-        else:
-            found[key] = replace(stat(window.ranks, values, scale=scale), share=_share(window, values))
-    return found
+    rates = tuple(key for key in table.means if key.endswith("_per_s"))
+    found = table.stats(smaller_is_worse=rates)
+    return {k: s if k in rates else replace(s, share=_share(table, k)) for k, s in found.items()}
 
 
-def _share(window: Window, values_ns: Floats) -> float | None:
-    if not window.count:
-        return None
-    sums = values_ns.sum(axis=1)
-    return None if np.isnan(sums).any() else middle(sums / window.step_ns.sum(axis=1))
-
-
-def rank_means(
-    ranks: tuple[int, ...], values: dict[str, tuple[Floats, float]]
-) -> dict[int, dict[str, float | None]]:
-    """Each rank's own mean of each metric, to the nanosecond: thousands of ranks make a long file.
-
-    `values` are arrays over (rank, step or sample) and what to multiply them with.
-    """
-    columns = [numbers(np.round(row_means(x) * scale, 6)) for x, scale in values.values()]
-    rows = zip(*columns, strict=True) if columns else iter(())
-    return {rank: dict(zip(values, row, strict=True)) for rank, row in zip(ranks, rows, strict=True)}
+def _share(table: Table, key: str) -> float | None:
+    """Of the median rank's step."""
+    shares = table.means[key] / table.means["step_ms"]
+    return middle(shares) if len(shares) and not np.isnan(shares).any() else None
 
 
 def numbers(values: Floats) -> list[float | None]:

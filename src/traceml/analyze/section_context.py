@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 
 from traceml.analyze import metrics as m
 from traceml.analyze.rules_context import PROCESS_RULES, SYSTEM_RULES, ContextView, diagnose_context
 from traceml.analyze.rules_memory import MemoryView
-from traceml.analyze.samples import Rows, Samples, by_node, process_samples, system_samples
+from traceml.analyze.samples import Rows, Samples, by_node, system_samples
 from traceml.analyze.section_memory import ram_total
 from traceml.schema import catalog as c
 from traceml.schema.facts import RunFacts
 from traceml.schema.recorded import RankRecording, RunRecording
-from traceml.schema.summary import Member, MetricStat, Section
+from traceml.schema.summary import Member, Section
+
+PER_RANK: Final = ("gpu_mem_used_bytes",)
+"""What rules compare between ranks."""
 
 
 def _on_cpu(ranks: dict[int, RankRecording]) -> bool:
@@ -66,42 +70,51 @@ def process_section(
     facts: RunFacts,
     ranks: dict[int, RankRecording],
     memory: MemoryView | None,
-    samples: Samples | None = None,
+    samples: Samples,
+    most: int | None = None,
 ) -> Section:
-    """What the process rules say about the ranks while they trained."""
-    found = process_samples(recording, ranks) if samples is None else samples
+    """What the process rules say about the ranks while they trained; lists `most` of them."""
     keys = [k.key for k in c.PROCESS_METRICS]
-    sampled = keys[:-1]
-    gauges = {k: found.table(k) for k in sampled}
-    means = m.rank_means(found.members, {k: (table, 1.0) for k, table in gauges.items()})
-    nothing = dict.fromkeys(sampled)
-    own = {r: {**means.get(r, nothing), keys[-1]: _reserved(x)} for r, x in ranks.items()}
-    mean = {k: _worst([own[r][k] for r in own], k) for k in sampled}
-    peak = {k: _worst(m.numbers(m.row_peaks(table)), k) for k, table in gauges.items()}
+    sampled, reserved_key = keys[:-1], keys[-1]
+    gauges = {k: samples.table(k) for k in sampled}
+    table = m.Table(samples.members, {k: (values, 1.0) for k, values in gauges.items()})
+    means = {k: m.numbers(values) for k, values in table.means.items()}
+    mean = {k: _worst(means[k], k) for k in sampled}
+    peak = {k: _worst(m.numbers(m.row_peaks(values)), k) for k, values in gauges.items()}
     device = memory is not None and memory.memory == "device"
-    peak[keys[-1]] = float(memory.reserved.max()) if device and memory is not None else None
+    peak[reserved_key] = float(memory.reserved.max()) if device and memory is not None else None
     peak["gpu_mem_allocated_bytes"] = float(memory.peak.max()) if device and memory is not None else None
     view = ContextView(
         mean,
         peak,
-        members={k: {r: v for r, v in ((r, own[r][k]) for r in own) if v is not None} for k in keys},
+        members={k: _known(samples.members, means[k]) for k in PER_RANK},
         cores=facts.cores,
         ram_total=ram_total(recording.system_rows),
         gpu_capacity=memory.capacity if device and memory is not None else None,
         on_cpu=_on_cpu(ranks),
-        samples=found.total,
+        samples=samples.total,
     )
-    stats = {k: m.stat(found.members, table) for k, table in gauges.items()}
-    held = np.array([[v if (v := own[r][keys[-1]]) is not None else np.nan] for r in own], dtype=float)
-    stats[keys[-1]] = m.stat(tuple(own), held) if own else MetricStat()
     findings = diagnose_context(view, PROCESS_RULES, "The training processes show no pressure.")
+    held = {} if view.on_cpu else {r: _reserved(recorded) for r, recorded in ranks.items()}
+    stats = table.stats()
+    known = _known(tuple(held), list(held.values()))
+    stats[reserved_key] = m.stat(tuple(known), np.array([[v] for v in known.values()]).reshape(-1, 1))
+    chosen = m.listed(list(ranks), stats, findings, most)
+    own, nothing = table.of_members(chosen), dict.fromkeys(sampled)
     return Section(
         findings[0],
         findings,
-        window={"samples": found.total},
+        window={"samples": samples.total},
         metrics=stats,
-        ranks={str(r): Member(dict(ranks[r].identity), own[r]) for r in own},
+        ranks={
+            str(r): Member(dict(ranks[r].identity), {**own.get(r, nothing), reserved_key: held.get(r)})
+            for r in chosen
+        },
     )
+
+
+def _known(members: Sequence[int], values: Sequence[float | None]) -> dict[int, float]:
+    return {r: v for r, v in zip(members, values, strict=True) if v is not None}
 
 
 def _reserved(recorded: RankRecording) -> float | None:

@@ -51,12 +51,16 @@ def ram_total(rows: NDArray[np.void] | None) -> float | None:
     return float(100 * rows["ram_bytes"][-1] / rows["ram_percent"][-1])
 
 
-def memory_section(view: MemoryView | None, ranks: dict[int, RankRecording]) -> Section:
-    """What the memory rules say about this view, and the numbers behind it."""
+def memory_section(
+    view: MemoryView | None, ranks: dict[int, RankRecording], most: int | None = None
+) -> Section:
+    """What the memory rules say about this view, and the numbers behind it; of `most` ranks."""
     findings = diagnose_memory(view)
     if view is None:
         return Section(findings[0], findings, metrics={k.key: MetricStat() for k in c.STEP_MEMORY_METRICS})
-    own = m.rank_means(view.ranks, {k: (v, 1.0) for k, v in view.values.items()})
+    metrics = {k: _peak_stat(view.ranks, v) for k, v in view.values.items()}
+    table = m.Table(view.ranks, {k: (v, 1.0) for k, v in view.values.items()})
+    own = table.of_members(m.listed(view.ranks, metrics, findings, most))
     head_tail = view.peak[:, -1] - view.peak[:, 0]
     worst = int(np.argmax(view.peak.max(axis=1)))
     return Section(
@@ -70,8 +74,8 @@ def memory_section(view: MemoryView | None, ranks: dict[int, RankRecording]) -> 
             "capacity_bytes": view.capacity,
             "head_tail_delta_bytes": float(head_tail[worst]),
         },
-        metrics={k: _peak_stat(view.ranks, v) for k, v in view.values.items()},
-        ranks={str(r): Member(dict(ranks[r].identity), own[r]) for r in view.ranks},
+        metrics=metrics,
+        ranks={str(r): Member(dict(ranks[r].identity), means) for r, means in own.items()},
     )
 
 

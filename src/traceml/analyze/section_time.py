@@ -9,10 +9,12 @@ from traceml.schema.recorded import RankRecording
 from traceml.schema.summary import Member, Section
 
 
-def time_section(window: Window, ranks: dict[int, RankRecording]) -> Section:
-    """What the step-time rules say about this window, and the numbers behind it."""
+def time_section(window: Window, ranks: dict[int, RankRecording], most: int | None = None) -> Section:
+    """What the step-time rules say about this window, and the numbers behind it; of `most` ranks."""
     findings = diagnose_time(window)
-    own = m.rank_means(window.ranks, m.step_time_values(window))
+    table = m.step_time_table(window)
+    metrics = m.step_time_metrics(table)
+    own = table.of_members(m.listed(window.ranks, metrics, findings, most))
     return Section(
         findings[0],
         findings,
@@ -28,6 +30,6 @@ def time_section(window: Window, ranks: dict[int, RankRecording]) -> Section:
             "input_inferred": window.input_inferred,
             "loader_workers": window.workers,
         },
-        metrics=m.step_time_metrics(window),
-        ranks={str(r): Member(dict(ranks[r].identity), own[r]) for r in window.ranks},
+        metrics=metrics,
+        ranks={str(r): Member(dict(ranks[r].identity), means) for r, means in own.items()},
     )

@@ -26,6 +26,9 @@ from traceml.schema.facts import RunFacts
 from traceml.schema.recorded import RankRecording, RunRecording
 from traceml.schema.summary import Summary
 
+LIVE_MEMBERS = 128
+"""While a run goes on its summary lists this many ranks one by one: those that anything names, and some."""
+
 
 def summarize(
     recording: RunRecording, facts: RunFacts, final: bool = True, last: int | None = None
@@ -36,10 +39,11 @@ def summarize(
     samples = process_samples(recording, ranks)
     window = _with_cpu_delay(align_ranks(ranks, last), samples)
     memory = memory_view(ranks, window, recording)
-    step_time = time_section(window, ranks)
-    step_memory = memory_section(memory, ranks)
+    most = None if final else LIVE_MEMBERS
+    step_time = time_section(window, ranks, most)
+    step_memory = memory_section(memory, ranks, most)
     system = system_section(recording, facts, ranks)
-    process = process_section(recording, facts, ranks, memory, samples)
+    process = process_section(recording, facts, ranks, memory, samples, most)
     step_ms = step_time.metrics["step_ms"].median.value
     return Summary(
         run=run_of(recording, facts, attempts, window),

@@ -26,6 +26,17 @@ class RankRecording:
     """One block (catalog.STEP_BLOCK) of all steps before `rows`, when those are not in `rows`."""
     head: NDArray[np.void] | None = None
     """Then: step, begin_ns and end_ns of the first steps, which `earlier` holds as well."""
+    identity: dict[str, Any] = field(init=False)
+    rank: int = field(init=False)
+    pid: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Plain fields, because thousands of ranks are asked for them a dozen times a tick.
+        found = self.header.get("identity")
+        identity = found if isinstance(found, dict) else {}
+        object.__setattr__(self, "identity", identity)
+        object.__setattr__(self, "rank", int(identity.get("rank", 0)))
+        object.__setattr__(self, "pid", int(identity.get("pid", 0)))
 
     @property
     def begin_ns(self) -> int | None:
@@ -40,19 +51,6 @@ class RankRecording:
         if len(self.rows):
             return int(self.rows["end_ns"][-1])
         return int(self.earlier["end_ns"]) if self.earlier is not None else None
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        found = self.header.get("identity")
-        return found if isinstance(found, dict) else {}
-
-    @property
-    def rank(self) -> int:
-        return int(self.identity.get("rank", 0))
-
-    @property
-    def pid(self) -> int:
-        return int(self.identity.get("pid", 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit import made
 from traceml.analyze.rules_context import PROCESS_RULES, SYSTEM_RULES, ContextView, diagnose_context
-from traceml.analyze.samples import process_samples
+from traceml.analyze.samples import process_samples, training_times
 from traceml.analyze.section_context import process_section, system_section
 from traceml.analyze.summarize import summarize
 from traceml.schema import catalog as c
@@ -29,7 +29,9 @@ def rank(number: int = 0, device: dict[str, Any] | None = None, **rows: Any) -> 
 def system_of(device: dict[str, Any] | None = None, **gauges: Any) -> Section:
     """The system section of a run with these gauges."""
     one = rank(device=device)
-    return system_section(made.run(one, system_rows=made.system(**gauges)), FACTS, {0: one})
+    return system_section(
+        made.run(one, system_rows=made.system(**gauges)), FACTS, {0: one}, training_times({0: one})
+    )
 
 
 def process_of(*samples: Any, ranks: int = 1, device: dict[str, Any] | None = None, **rows: Any) -> Section:
@@ -125,7 +127,7 @@ def test_only_samples_of_the_training_count() -> None:
     rows = made.system(20, gpu_util_percent=0.0)
     rows["time_ns"] = np.arange(20) * 100_000_000
     rows["gpu_util_percent"][rows["time_ns"] >= 1_000_000_000] = 95.0
-    found = system_section(made.run(one, system_rows=rows), FACTS, {0: one})
+    found = system_section(made.run(one, system_rows=rows), FACTS, {0: one}, training_times({0: one}))
     assert found.diagnosis.status == "NORMAL"
     assert found.window["samples"] == 10
 
@@ -232,5 +234,5 @@ def test_findings_are_sorted_by_severity() -> None:
 def test_an_empty_run_has_sections_all_the_same() -> None:
     """No rank, no sample: both sections still answer."""
     empty = RunRecording(ranks=[])
-    assert system_section(empty, FACTS, {}).diagnosis.kind == "NO_DATA"
-    assert process_section(empty, FACTS, {}, None, process_samples(empty, {})).diagnosis.kind == "NO_DATA"
+    assert system_section(empty, FACTS, {}, {}).diagnosis.kind == "NO_DATA"
+    assert process_section(empty, FACTS, {}, None, process_samples(empty, {}, {})).diagnosis.kind == "NO_DATA"

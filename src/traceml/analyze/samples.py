@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -12,6 +12,7 @@ from traceml.schema.recorded import RankRecording, RunRecording
 
 Rows: TypeAlias = NDArray[np.void]
 Floats: TypeAlias = NDArray[np.float64]
+Times: TypeAlias = dict[int, tuple[int, int] | None]
 
 
 class Samples:
@@ -44,24 +45,22 @@ def joined(pieces: Sequence[Rows]) -> Rows | None:
     return rows
 
 
-def system_samples(recording: RunRecording, ranks: dict[int, RankRecording]) -> Samples:
+def system_samples(recording: RunRecording, when: Times) -> Samples:
     """Each node's samples while it trained."""
-    here = by_node(ranks)
     found: dict[int, Rows] = {}
     for node in (0, *recording.other_nodes):
-        rows = in_training(recording.gauges(node).system_rows, here.get(node, ()))
+        rows = in_training(recording.gauges(node).system_rows, when.get(node))
         if rows is not None and len(rows):
             found[node] = rows
     counts = np.array([len(rows) for rows in found.values()], dtype=np.int64)
     return Samples(tuple(found), joined(list(found.values())), counts)
 
 
-def process_samples(recording: RunRecording, ranks: dict[int, RankRecording]) -> Samples:
+def process_samples(recording: RunRecording, ranks: dict[int, RankRecording], when: Times) -> Samples:
     """Each rank's own samples while its node trained, from the monitor of its node."""
-    here = by_node(ranks)
     found: dict[int, Rows] = {}
-    for node, those in here.items():
-        rows = in_training(recording.gauges(node).process_rows, those)
+    for node in when:
+        rows = in_training(recording.gauges(node).process_rows, when[node])
         if rows is not None and len(rows):
             found[node] = rows
     every = joined(list(found.values()))
@@ -84,20 +83,21 @@ def _name(node: NDArray[np.int64] | int, pid: NDArray[np.int64] | int) -> NDArra
     return node * (1 << 40) + pid
 
 
-def by_node(ranks: dict[int, RankRecording]) -> dict[int, list[RankRecording]]:
-    """The ranks of each node."""
-    found: dict[int, list[RankRecording]] = {}
+def training_times(ranks: dict[int, RankRecording]) -> Times:
+    """For each node that has ranks: when its first step began and its last one ended, None before that."""
+    found: dict[int, tuple[int, int] | None] = {}
     for recorded in ranks.values():
-        found.setdefault(recorded.node, []).append(recorded)
+        begin, end, known = recorded.begin_ns, recorded.end_ns, found.get(recorded.node)
+        if not len(recorded.rows) or begin is None or end is None:
+            found.setdefault(recorded.node, None)
+        else:
+            found[recorded.node] = (min(begin, known[0]), max(end, known[1])) if known else (begin, end)
     return found
 
 
-def in_training(rows: Rows | None, ranks: Iterable[RankRecording]) -> Rows | None:
+def in_training(rows: Rows | None, when: tuple[int, int] | None) -> Rows | None:
     """Samples from the first step's begin to the last step's end, if there are any; else all of them."""
-    lit = [r for r in ranks if len(r.rows)]
-    if rows is None or not lit:
+    if rows is None or when is None:
         return rows
-    first = min(r.begin_ns or 0 for r in lit)
-    last = max(r.end_ns or 0 for r in lit)
-    begin, end = np.searchsorted(rows["time_ns"], [first, last + 1])  # samples are in the order of time
+    begin, end = np.searchsorted(rows["time_ns"], [when[0], when[1] + 1])  # samples are in order of time
     return rows[begin:end] if end > begin else rows

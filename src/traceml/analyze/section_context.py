@@ -10,7 +10,7 @@ import numpy as np
 from traceml.analyze import metrics as m
 from traceml.analyze.rules_context import PROCESS_RULES, SYSTEM_RULES, ContextView, diagnose_context
 from traceml.analyze.rules_memory import MemoryView
-from traceml.analyze.samples import Rows, Samples, by_node, system_samples
+from traceml.analyze.samples import Rows, Samples, Times, system_samples
 from traceml.analyze.section_memory import ram_total
 from traceml.schema import catalog as c
 from traceml.schema.facts import RunFacts
@@ -25,10 +25,12 @@ def _on_cpu(ranks: dict[int, RankRecording]) -> bool:
     return all(r.header.get("device", {}).get("type", "cpu") == "cpu" for r in ranks.values())
 
 
-def system_section(recording: RunRecording, facts: RunFacts, ranks: dict[int, RankRecording]) -> Section:
+def system_section(
+    recording: RunRecording, facts: RunFacts, ranks: dict[int, RankRecording], when: Times
+) -> Section:
     """What the system rules say about the machines while they trained."""
     keys = [k.key for k in c.SYSTEM_METRICS]
-    found = system_samples(recording, ranks)
+    found = system_samples(recording, when)
     gauges = {k: found.table(k) for k in keys}
     means = {k: m.numbers(m.row_means(table)) for k, table in gauges.items()}
     mean = {k: _worst(means[k], k) for k in keys}
@@ -38,14 +40,17 @@ def system_section(recording: RunRecording, facts: RunFacts, ranks: dict[int, Ra
     if peak.get("gpu_util_percent") is None:
         calm = "CPU and memory of the machine show no pressure (no GPU seen)."
     findings = diagnose_context(view, SYSTEM_RULES, calm)
-    here = by_node(ranks)
+    hosts = {recorded.node: str(recorded.identity.get("host")) for recorded in ranks.values()}
     return Section(
         findings[0],
         findings,
         window={"samples": found.total},
         metrics={k: m.stat(found.members, table) for k, table in gauges.items()},
         nodes={
-            str(n): Member({"host": _host(n, facts, here.get(n, []))}, {k: means[k][i] for k in keys})
+            str(n): Member(
+                {"host": facts.environment.get("host") if n == 0 else hosts.get(n)},
+                {k: means[k][i] for k in keys},
+            )
             for i, n in enumerate(found.members)
         },
     )
@@ -57,12 +62,6 @@ def _worst(values: list[float | None], key: str) -> float | None:
     if not known:
         return None
     return sum(known) / len(known) if key == "gpu_util_percent" else max(known)
-
-
-def _host(node: int, facts: RunFacts, here: list[RankRecording]) -> str | None:
-    if node == 0:
-        return facts.environment.get("host")
-    return str(here[0].identity.get("host")) if here else None
 
 
 def process_section(

@@ -12,7 +12,7 @@ from traceml.analyze import primary
 from traceml.analyze.align import align_ranks
 from traceml.analyze.attempts import find_attempts
 from traceml.analyze.run_facts import events_of, run_of
-from traceml.analyze.samples import Samples, process_samples
+from traceml.analyze.samples import Samples, process_samples, training_times
 from traceml.analyze.section_context import (
     gauge_series,
     process_section,
@@ -36,13 +36,14 @@ def summarize(
     """The one object that everything shown is made from; `last` looks at the newest steps only (live)."""
     attempts = find_attempts(recording.ranks)
     ranks = attempts.chosen
-    samples = process_samples(recording, ranks)
+    when = training_times(ranks)
+    samples = process_samples(recording, ranks, when)
     window = _with_cpu_delay(align_ranks(ranks, last), samples)
     memory = memory_view(ranks, window, recording)
     most = None if final else LIVE_MEMBERS
     step_time = time_section(window, ranks, most)
     step_memory = memory_section(memory, ranks, most)
-    system = system_section(recording, facts, ranks)
+    system = system_section(recording, facts, ranks, when)
     process = process_section(recording, facts, ranks, memory, samples, most)
     step_ms = step_time.metrics["step_ms"].median.value
     return Summary(

@@ -7,7 +7,10 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
+from traceml.collect.rows_tail import READ_FLAGS, bytes_at
+
 MOST_EVENTS: Final = 1_000
+MOST_BYTES: Final = 1 << 20
 ALWAYS_KEPT: Final = ("error", "model")
 Event = dict[str, Any]
 
@@ -34,9 +37,13 @@ class EventsTail:
         return self._events + self._last_line
 
     def _pull(self) -> None:
-        with open(self._path, "rb") as file:
-            file.seek(self._offset)
-            data = file.read()
+        fd = os.open(self._path, READ_FLAGS)
+        try:
+            data = b""
+            while more := bytes_at(fd, MOST_BYTES, self._offset + len(data)):
+                data += more
+        finally:
+            os.close(fd)
         end = data.rfind(b"\n") + 1
         self._offset += end
         self._events = notable([*self._events, *parse_events(data[:end])])

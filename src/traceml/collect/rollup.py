@@ -49,7 +49,13 @@ SUFFIXES: Final = {".steps": ".rollup", ".device": ".device-rollup"}
 
 def rollup_path(recording: Path) -> Path:
     """Where the blocks of this recording are."""
-    return recording.with_suffix(SUFFIXES[recording.suffix])
+    return recording.with_name(rollup_name(recording.name))
+
+
+def rollup_name(recording: str) -> str:
+    """The same for a file's name."""
+    stem, _, kind = recording.rpartition(".")
+    return stem + SUFFIXES[f".{kind}"]
 
 
 def fold_of(recording: Path) -> Fold:

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from traceml.recording import format as fmt
 from traceml.recording.fold import Fold, latest_of_each_step
-from traceml.recording.reader import RecordingReader
+from traceml.recording.reader import parse_header, row_dtype
 from traceml.recording.writer import CHUNK_BYTES
 
 PIECE_ROWS: Final = 16_384
 SPARE_ROWS: Final = 32
+FEW_ROWS: Final = 64
 LIVE_BYTES: Final = 1024
-_READ_FLAGS: Final = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+READ_FLAGS: Final = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 _COUNT: Final = np.arange(PIECE_ROWS)
 HOLE_BYTES: Final = CHUNK_BYTES
 """A writer reserves a chunk ahead; a file that goes on for longer after its last row has a hole there."""
@@ -32,17 +33,20 @@ class RowsTail:
     """The rows of one file. `start` is where what is known of earlier rows ends."""
 
     def __init__(self, path: Path, fold: Fold | None) -> None:
-        reader = RecordingReader(path)
         self.path = path
-        self.header = reader.header
+        self._name = str(path)
+        fd = os.open(self._name, READ_FLAGS)
+        try:
+            head = bytes_at(fd, fmt.HEADER_SIZE, 0)
+        finally:
+            os.close(fd)
+        self.header, row_size = parse_header(path, head)
         self.earlier: np.void | None = None
         self.live = b""
-        self._live_bytes = np.zeros(LIVE_BYTES, dtype=np.uint8)
-        self._name = str(path)
         self._fold = fold
         self._start = 0  # index in the file of the first row held
         self._end = 0  # index in the file of the first row not yet read
-        self._held = np.empty(0, dtype=reader.dtype)
+        self._held = np.empty(0, dtype=row_dtype(path, self.header, row_size))
         self._first = 0  # index in `_held` of the first row that is still held
         self._guess = SPARE_ROWS
         self._capacity = 0
@@ -73,10 +77,9 @@ class RowsTail:
         size = self._held.dtype.itemsize
         most = most_rows + max(2 * SPARE_ROWS, most_rows // 8) + self._stagger
         self._capacity = most + SPARE_ROWS
-        fd = os.open(self._name, _READ_FLAGS)
+        fd = os.open(self._name, READ_FLAGS)
         try:
-            _read_at(fd, self._live_bytes, fmt.LIVE_OFFSET)
-            self.live = self._live_bytes.tobytes()
+            self.live = bytes_at(fd, LIVE_BYTES, fmt.LIVE_OFFSET)
             end = (os.fstat(fd).st_size - fmt.HEADER_SIZE) // size
             want = min(PIECE_ROWS if self._start == self._end else self._guess, end - self._end)
             got = 0
@@ -96,7 +99,7 @@ class RowsTail:
     def head(self, most_rows: int) -> NDArray[np.void]:
         """The first rows of the file, which are never rolled up: what warm-up is told from."""
         rows = np.zeros(most_rows, dtype=self._held.dtype)
-        fd = os.open(self._name, _READ_FLAGS)
+        fd = os.open(self._name, READ_FLAGS)
         try:
             there = _read_at(fd, _bytes(rows), fmt.HEADER_SIZE) // rows.dtype.itemsize
         finally:
@@ -111,14 +114,12 @@ class RowsTail:
         into = _bytes(room)
         offset = fmt.HEADER_SIZE + self._end * size
         there = _read_at(fd, into, offset) // size
-        sequence, expected = room["sequence"], _COUNT[:there] + (self._end + 1)
-        published = sequence[:there] == expected
-        count = there if published.all() else int(published.argmin())
+        count = _published(room["sequence"][:there], self._end + 1)
         if count:
             # A row that was published during the first read may be torn in it: read again, now that it is
             # known to be whole; and look again, because old ones may have been rolled up meanwhile.
             _read_at(fd, into[: count * size], offset)
-            if not (sequence[:count] == expected[:count]).all():
+            if _published(room["sequence"][:count], self._end + 1) < count:
                 return 0
         self._end += count
         return count
@@ -156,6 +157,19 @@ class RowsTail:
             self.earlier = block if self.earlier is None else self._fold.blocks(self.earlier, block)
 
 
+def _published(sequence: NDArray[np.int64], first: int) -> int:
+    """How many leading rows have the numbers that they must have."""
+    if len(sequence) <= FEW_ROWS:  # a loop is faster
+        count = 0
+        for number in sequence.tolist():
+            if number != first + count:
+                break
+            count += 1
+        return count
+    right = sequence == _COUNT[: len(sequence)] + first
+    return len(sequence) if right.all() else int(right.argmin())
+
+
 def _bytes(rows: NDArray[np.void]) -> NDArray[np.uint8]:
     """The same memory as plain bytes: copying structured rows column by column is slow."""
     return rows.view(np.uint8)
@@ -164,7 +178,14 @@ def _bytes(rows: NDArray[np.void]) -> NDArray[np.uint8]:
 def _read_at(fd: int, into: NDArray[np.uint8], offset: int) -> int:
     if hasattr(os, "preadv"):
         return os.preadv(fd, [into.data], offset)
-    os.lseek(fd, offset, os.SEEK_SET)
-    data = os.read(fd, len(into))
+    data = bytes_at(fd, len(into), offset)
     into[: len(data)] = np.frombuffer(data, np.uint8)
     return len(data)
+
+
+def bytes_at(fd: int, size: int, offset: int) -> bytes:
+    """Up to so many bytes from this place of a file."""
+    if hasattr(os, "pread"):
+        return os.pread(fd, size, offset)
+    os.lseek(fd, offset, os.SEEK_SET)
+    return os.read(fd, size)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from traceml.collect.events_tail import EventsTail, read_events
-from traceml.collect.rollup import HEAD_ROWS, rolled_up, rolled_up_rows, rollup_path
+from traceml.collect.rollup import HEAD_ROWS, rolled_up, rolled_up_rows, rollup_name
 from traceml.collect.rows_tail import RowsTail
 from traceml.collect.rundir import RECORDING
 from traceml.recording import format as fmt
@@ -146,12 +146,14 @@ class _RankTail:
     """The files of one training process."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        stem = path.name.removesuffix(".steps")
         self._steps = _rows_tail(path, c.STEP_COLUMNS, STEPS, of_rank=True)
         self._device: RowsTail | None = None
-        self._device_path = path.with_suffix(".device")
-        self._rollup, self._device_rollup = rollup_path(path).name, rollup_path(self._device_path).name
-        self._events = EventsTail(path.with_suffix(".events.jsonl"))
+        self._device_name = f"{stem}.device"
+        self._rollup, self._device_rollup = rollup_name(path.name), rollup_name(self._device_name)
+        self._events = EventsTail(path.parent / f"{stem}.events.jsonl")
+        self._repeats = False  # whether a step ever has two rows
+        self._checked = 0
         self._head: NDArray[np.void] | None = None
         self._names_bytes = b""
         self._names: list[str | None] = [None] * c.USER_SLOTS
@@ -163,7 +165,7 @@ class _RankTail:
         live = steps.live
         return RankRecording(
             header=steps.header,
-            rows=latest_of_each_step(steps.rows),
+            rows=self._rows_of_steps(),
             device_rows=self._device_rows(there),
             user_names=self._user_names(live),
             live_phase=live[0] if live else 0,
@@ -174,6 +176,14 @@ class _RankTail:
             head=self._first_rows(),
         )
 
+    def _rows_of_steps(self) -> NDArray[np.void]:
+        """One row a step. What was looked at before is not looked at again: repeats are rare."""
+        rows = self._steps.rows
+        new = rows[-(self._steps.newest - self._checked + 1) :]
+        self._checked = self._steps.newest
+        self._repeats = self._repeats or len(latest_of_each_step(new)) < len(new)
+        return latest_of_each_step(rows) if self._repeats else rows
+
     def _first_rows(self) -> NDArray[np.void] | None:
         if self._steps.earlier is not None and self._head is None:
             rows = latest_of_each_step(self._steps.head(HEAD_ROWS))[list(HEAD_COLUMNS)]
@@ -182,10 +192,11 @@ class _RankTail:
 
     def _device_rows(self, there: set[str]) -> NDArray[np.void] | None:
         """Device times of the steps that are held."""
-        if self._device_path.name not in there:
+        if self._device_name not in there:
             return None
         if self._device is None:
-            self._device = _rows_tail(self._device_path, c.DEVICE_COLUMNS, None)
+            path = self._steps.path.with_name(self._device_name)
+            self._device = _rows_tail(path, c.DEVICE_COLUMNS, None)
         # A step has one row at most, so that as many rows as there are steps reach back as far.
         _pull(self._device, len(self._steps.rows), self._device_rollup in there)
         return self._device.rows
@@ -224,10 +235,10 @@ def _rows_tail(path: Path, columns: Columns, fold: Fold | None, of_rank: bool = 
     return tail
 
 
-def _check(path: Path, header: dict[str, object], columns: Columns, of_rank: bool) -> None:
+def _check(path: Path, header: dict[str, Any], columns: Columns, of_rank: bool) -> None:
     """Refuse what is a recording but not of this kind: its rows would be taken for something else."""
     there = header["columns"]
-    if not isinstance(there, list) or not {name for name, _ in there}.issuperset(name for name, _ in columns):
+    if there != columns and not {name for name, _ in there}.issuperset(name for name, _ in columns):
         raise UnreadableRecording(f"{path}: other columns than expected")
     who = header.get("identity")
     if of_rank and not (isinstance(who, dict) and all(type(who.get(k, 0)) is int for k in ("rank", "pid"))):

@@ -22,6 +22,7 @@ from traceml.recording.writer import CHUNK_BYTES
 PIECE_ROWS: Final = 16_384
 SPARE_ROWS: Final = 32
 FEW_ROWS: Final = 64
+SEQUENCE_BYTES: Final = 8
 LIVE_BYTES: Final = 1024
 READ_FLAGS: Final = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 _COUNT: Final = np.arange(PIECE_ROWS)
@@ -81,20 +82,52 @@ class RowsTail:
         try:
             self.live = bytes_at(fd, LIVE_BYTES, fmt.LIVE_OFFSET)
             end = (os.fstat(fd).st_size - fmt.HEADER_SIZE) // size
-            want = min(PIECE_ROWS if self._start == self._end else self._guess, end - self._end)
-            got = 0
-            while want > 0:
-                got = self._read(fd, want)
-                if self._end - self._start > most:
-                    self.drop(self._end - self._start - most_rows)
-                if got < want:
-                    break
-                want = min(PIECE_ROWS, end - self._end)
-            self._guess = min(PIECE_ROWS, max(SPARE_ROWS, 2 * got))
+            if self._start == self._end:
+                self._first_look(fd, end, most_rows, most)
+            else:
+                self._look(fd, end, most_rows, most)
             self._shrink()
             return (end - self._end) * size <= HOLE_BYTES
         finally:
             os.close(fd)
+
+    def _first_look(self, fd: int, end: int, most_rows: int, most: int) -> None:
+        """A file that is new to us: what is published now is counted first, and read once."""
+        published = self._count(fd, end)
+        while self._end < published:
+            want = min(PIECE_ROWS, published - self._end)
+            if self._read(fd, want, are_whole=True) < want:
+                return
+            if self._end - self._start > most:
+                self.drop(self._end - self._start - most_rows)
+
+    def _look(self, fd: int, end: int, most_rows: int, most: int) -> None:
+        """What is new; usually as little as the last time."""
+        want, got = min(self._guess, end - self._end), 0
+        while want > 0:
+            got = self._read(fd, want)
+            if self._end - self._start > most:
+                self.drop(self._end - self._start - most_rows)
+            if got < want:
+                break
+            want = min(PIECE_ROWS, end - self._end)
+        self._guess = min(PIECE_ROWS, max(SPARE_ROWS, 2 * got))
+
+    def _count(self, fd: int, end: int) -> int:
+        """The index after the last published row: published rows are a prefix, so that halving finds it.
+
+        (Unless old ones have just been rolled up; then the rows that are read are not as expected.)
+        """
+        size = self._held.dtype.itemsize
+        low, high = self._end, end
+        while low < high:
+            middle = (low + high) // 2
+            place = fmt.HEADER_SIZE + (middle + 1) * size - SEQUENCE_BYTES
+            if int.from_bytes(bytes_at(fd, SEQUENCE_BYTES, place), "little") == middle + 1:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def head(self, most_rows: int) -> NDArray[np.void]:
         """The first rows of the file, which are never rolled up: what warm-up is told from."""
@@ -107,7 +140,7 @@ class RowsTail:
         wrong = np.flatnonzero(rows["sequence"][:there] != np.arange(1, there + 1))
         return rows[: int(wrong[0]) if len(wrong) else there]
 
-    def _read(self, fd: int, want: int) -> int:
+    def _read(self, fd: int, want: int, are_whole: bool = False) -> int:
         """Copy up to `want` new rows; returns how many were published."""
         size = self._held.dtype.itemsize
         room = self._room(want)
@@ -115,7 +148,7 @@ class RowsTail:
         offset = fmt.HEADER_SIZE + self._end * size
         there = _read_at(fd, into, offset) // size
         count = _published(room["sequence"][:there], self._end + 1)
-        if count:
+        if count and not are_whole:
             # A row that was published during the first read may be torn in it: read again, now that it is
             # known to be whole; and look again, because old ones may have been rolled up meanwhile.
             _read_at(fd, into[: count * size], offset)

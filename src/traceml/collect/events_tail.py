@@ -10,7 +10,6 @@ from typing import Any, Final
 from traceml.collect.rows_tail import READ_FLAGS, bytes_at
 
 MOST_EVENTS: Final = 1_000
-MOST_BYTES: Final = 1 << 20
 ALWAYS_KEPT: Final = ("error", "model")
 Event = dict[str, Any]
 
@@ -30,18 +29,16 @@ class EventsTail:
         try:
             size = os.stat(self._path).st_size
             if size != self._size:
-                self._pull()
+                self._pull(size)
                 self._size = size
         except OSError:
             return []
         return self._events + self._last_line
 
-    def _pull(self) -> None:
+    def _pull(self, size: int) -> None:
         fd = os.open(self._path, READ_FLAGS)
         try:
-            data = b""
-            while more := bytes_at(fd, MOST_BYTES, self._offset + len(data)):
-                data += more
+            data = bytes_at(fd, max(size - self._offset, 0), self._offset)
         finally:
             os.close(fd)
         end = data.rfind(b"\n") + 1

@@ -146,18 +146,19 @@ class _RankTail:
     """The files of one training process."""
 
     def __init__(self, path: Path) -> None:
-        stem = path.name.removesuffix(".steps")
+        name = path.name
+        stem = name.removesuffix(".steps")
         self._steps = _rows_tail(path, c.STEP_COLUMNS, STEPS, of_rank=True)
         self._device: RowsTail | None = None
         self._device_name = f"{stem}.device"
-        self._rollup, self._device_rollup = rollup_name(path.name), rollup_name(self._device_name)
+        self._rollup, self._device_rollup = rollup_name(name), rollup_name(self._device_name)
         self._events = EventsTail(path.parent / f"{stem}.events.jsonl")
         self._repeats = False  # whether a step ever has two rows
         self._checked = 0
         self._head: NDArray[np.void] | None = None
         self._names_bytes = b""
         self._names: list[str | None] = [None] * c.USER_SLOTS
-        self._node = int(found.group(1)) if (found := NODE.search(path.name)) is not None else 0
+        self._node = int(found.group(1)) if (found := NODE.search(name)) is not None else 0
 
     def read(self, there: set[str], most_rows: int) -> RankRecording:
         steps = self._steps

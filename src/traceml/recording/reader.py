@@ -119,7 +119,9 @@ def _load_columns(text: bytes) -> tuple[tuple[Any, ...], ...]:
 def row_dtype(path: Path, header: dict[str, Any], row_size: int) -> np.dtype[np.void]:
     """How a row of this recording lies in memory; `path` is for the error only."""
     try:
-        return _dtype(tuple([tuple(pair) for pair in header["columns"]]), row_size)
+        columns = header["columns"]
+        shared = columns if isinstance(columns, tuple) else tuple([tuple(pair) for pair in columns])
+        return _dtype(shared, row_size)
     except (KeyError, TypeError, ValueError) as problem:
         raise UnreadableRecording(f"{path}: damaged column list") from problem
 

@@ -44,9 +44,8 @@ def main(words: list[str]) -> int:
     surroundings = Surroundings(Path.cwd())
     manifest = monitor.begin_manifest(folder, command, settings.mode, surroundings.facts)
     relay = Relay(place, folder, os.environ)
-    watcher = monitor.Monitor(
-        folder, settings.interval, settings.stall_after, answer, environment, rolls_up=place.is_first
-    )
+    safe_rows = None if place.is_first else relay.safe_rows
+    watcher = monitor.Monitor(folder, settings.interval, settings.stall_after, answer, environment, safe_rows)
     code = watcher.watch(child.wait)
     manifest["environment"] = surroundings.facts
     manifest = monitor.end_manifest(folder, manifest, code, child.signals)

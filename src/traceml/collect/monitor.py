@@ -36,10 +36,11 @@ class Monitor:
         stall_after_s: float,
         answer: Callable[[Path, Path], None],
         environment: dict[str, str],
-        rolls_up: bool = True,
+        safe_rows: Callable[[str], int] | None = None,
     ) -> None:
+        """`safe_rows`: of each recording so many rows are on another machine too, which needs them all."""
         self.folder = folder
-        self._rolls_up = rolls_up  # not where a relay still has to send the rows to another machine
+        self._safe_rows = safe_rows
         self._roller: Any = None
         self._interval_s = interval_s
         self._answer = failsafe("answering final_summary()", None)(answer)
@@ -88,7 +89,7 @@ class Monitor:
         self._tail = Tail(self.folder)
         self._watchdog = Watchdog(self._tail, self._stall_after_s)
         self._gauges = Gauges(self.folder / RECORDING, find_gpus(self._environment))
-        self._roller = Roller(self.folder) if self._rolls_up else None
+        self._roller = Roller(self.folder, safe_rows=self._safe_rows)
 
     def _roll(self) -> None:
         if self._roller is not None:

@@ -63,6 +63,7 @@ class Relay:
     def __init__(self, place: Place, folder: Path, environment: Mapping[str, str]) -> None:
         self._place = place
         self._server: Any = None
+        self._client: Any = None
         self._background: Any = None
         if place.count > 1:
             failsafe("the relay between machines", None)(self._start)(folder, environment)
@@ -87,10 +88,14 @@ class Relay:
         if place.master_addr is not None and place.relay_port is not None:
             address = f"{place.master_addr}:{place.relay_port}"
         shared = folder.parent / str(place.run_name)
-        client = RelayClient(
+        self._client = RelayClient(
             folder, place.index, shared_dir=shared, server_address=address, environment=environment
         )
-        self._background = BackgroundRelay(client)
+        self._background = BackgroundRelay(self._client)
+
+    def safe_rows(self, name: str) -> int:
+        """How many rows of this recording of ours the first member has as well."""
+        return self._client.acknowledged(name) if self._client is not None else 0
 
     def close(self) -> None:
         """Deliver, or wait for, the rest; what is missing is said, and stays on the other machine's disk."""

@@ -15,7 +15,7 @@ import json
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -93,8 +93,16 @@ def rolled_up_rows(recording: Path) -> int:
 class Roller:
     """Rolls up the ranks' recordings of one run folder, from time to time."""
 
-    def __init__(self, run_dir: Path, keep_rows: int = KEEP_ROWS, every_s: float = EVERY_S) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        keep_rows: int = KEEP_ROWS,
+        every_s: float = EVERY_S,
+        safe_rows: Callable[[str], int] | None = None,
+    ) -> None:
+        """`safe_rows` says how many rows of a file are on another machine too; only those are rolled up."""
         self._folder = run_dir / RECORDING
+        self._safe_rows = safe_rows
         self._keep_rows = keep_rows
         self._every_s = every_s
         self._due_s = 0.0
@@ -120,7 +128,7 @@ class Roller:
                 if path.stat().st_size < keep * LEAST_ROW_BYTES:
                     return 0
                 known = self._files[name] = _RolledFile(path, keep)
-            return known.roll()
+            return known.roll(self._safe_rows(name) if self._safe_rows is not None else None)
         except UnreadableRecording as problem:
             self._refused.add(name)
             say(f"old steps are not rolled up: {problem}")
@@ -138,13 +146,14 @@ class _RolledFile:
         self._keep_rows = keep_rows
         self._fold = fold_of(source)
         self._punched = 0
+        self._most_rows = 0
         self._can_punch = True
 
-    def roll(self) -> int:
+    def roll(self, safe_rows: int | None = None) -> int:
         """Fold what is older than the rows to keep; returns how many rows were folded."""
-        size = os.stat(self._source).st_size
-        least = self._punched + self._keep_rows + BLOCK_ROWS
-        if (size - fmt.HEADER_SIZE) // self._dtype.itemsize < least:
+        room = (os.stat(self._source).st_size - fmt.HEADER_SIZE) // self._dtype.itemsize
+        self._most_rows = room if safe_rows is None else min(room, safe_rows)
+        if self._most_rows < self._punched + self._keep_rows + BLOCK_ROWS:
             return 0
         with _locked(self._blocks_file()) as blocks_fd:
             if blocks_fd is None:
@@ -176,7 +185,8 @@ class _RolledFile:
     def _next_block(self, source_fd: int, rolled: int) -> np.void | None:
         """The block that follows the first `rolled` rows; None when the rows after it are not enough."""
         count = min(max(BLOCK_ROWS, rolled // BLOCKS_A_RUN), max(self._keep_rows, BLOCK_ROWS))
-        if not self._is_published(source_fd, rolled + count + self._keep_rows - 1):
+        last = rolled + count + self._keep_rows - 1
+        if last >= self._most_rows or not self._is_published(source_fd, last):
             return None
         rows = np.empty(count + 1, dtype=self._dtype)
         offset = fmt.HEADER_SIZE + rolled * self._dtype.itemsize

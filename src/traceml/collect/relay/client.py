@@ -52,7 +52,8 @@ _GONE: Final = (
 
 
 class RelayClient:
-    """Use from one thread. `run_dir` is this node's folder; node 0 publishes in `shared_dir`."""
+    """`run_dir` is this node's folder; node 0 publishes in `shared_dir`. Use from one thread, but for
+    `acknowledged`."""
 
     def __init__(
         self,
@@ -96,6 +97,10 @@ class RelayClient:
     def given_up(self) -> dict[str, str]:
         """Files that will not get to node 0, and why."""
         return self._outbox.given_up
+
+    def acknowledged(self, name: str) -> int:
+        """How many rows of this recording node 0 has; may be asked from any thread."""
+        return self._outbox.acknowledged(name)
 
     def pump(self, max_seconds: float) -> None:
         """Send and receive for this long; 0 does what can be done at once."""

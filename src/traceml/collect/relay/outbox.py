@@ -98,6 +98,11 @@ class Outbox:
         """Files that will not get to node 0, and why."""
         return self._given_up
 
+    def acknowledged(self, name: str) -> int:
+        """How many rows of this recording node 0 has, as far as is known; other threads may ask."""
+        file = self._files.get(name)
+        return file.acked or 0 if isinstance(file, _Grown) else 0
+
     def reconnected(self, connection: int, shrink: bool) -> None:
         """A new connection: whatever was under way is forgotten and every file asked for again.
 
@@ -150,7 +155,7 @@ class Outbox:
             file = self._files.get(name)  # an answer may have ended it meanwhile
             try:
                 message = self._next(name, file, now_s) if file is not None else None
-            except OSError as problem:
+            except (OSError, UnreadableRecording) as problem:
                 self._give_up(name, str(problem))
                 message = None
             if message is None:

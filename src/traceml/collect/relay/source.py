@@ -6,24 +6,33 @@ from pathlib import Path
 
 from traceml.collect.relay.protocol import WHOLE_BYTES
 from traceml.collect.relay.store import check_before
+from traceml.collect.rollup import rolled_up_rows
 from traceml.recording import format as fmt
-from traceml.recording.reader import RecordingReader
+from traceml.recording.reader import RecordingReader, UnreadableRecording
 
 
 class RowsSource:
-    """A recording. Raises UnreadableRecording while its header is not finished."""
+    """A recording. Raises UnreadableRecording while its header is not finished.
+
+    Its first rows may be rolled up: node 0 had them by then, and does not ask for them again.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._reader = RecordingReader(path)
+        self._rolled_up = rolled_up_rows(path)
+        self._reader = RecordingReader(path, self._rolled_up)
         self.unit_bytes = self._reader.rows().dtype.itemsize
         with path.open("rb") as file:
             self.head = file.read(fmt.LIVE_OFFSET)
 
     def read(self, offset: int, most_bytes: int) -> bytes:
         """Published rows from this one on; their numbers are looked at before they are copied."""
-        rows = self._reader.rows()
-        return rows[offset : offset + max(1, most_bytes // self.unit_bytes)].tobytes()
+        rows, begin = self._reader.rows(), offset - self._rolled_up
+        if begin < 0:
+            raise UnreadableRecording(
+                f"node 0 has lost rows after row {offset} that are rolled up in {self._path.name}"
+            )
+        return rows[begin : begin + max(1, most_bytes // self.unit_bytes)].tobytes()
 
     def live(self) -> bytes | None:
         """The live half of the header without trailing zeros."""
@@ -33,7 +42,8 @@ class RowsSource:
 
     def is_same(self, offset: int, check: bytes) -> bool:
         """Whether this file has what node 0 has."""
-        if offset > len(self._reader.rows()):
+        self._reader.rows()
+        if offset > self._reader.count:
             return False
         return check_before(self._path, self.unit_bytes, offset) == check
 

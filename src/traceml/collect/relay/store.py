@@ -61,10 +61,15 @@ class NodeStore:
         self._node_rank = node_rank
         self._limits = limits
         self._landed: dict[str, _Landed] = {}
-        present = [p for p in folder.glob(landed_pattern(node_rank)) if p.is_file()]
-        self._names = {p.name for p in present}
-        self._used_bytes = sum(p.stat().st_size for p in present)
+        self._names = {p.name for p in self._present()}
+        self._used_bytes = self._on_disk()
         self._marks = 0
+
+    def _present(self) -> list[Path]:
+        return [p for p in self._folder.glob(landed_pattern(self._node_rank)) if p.is_file()]
+
+    def _on_disk(self) -> int:
+        return sum(_disk_bytes(p.stat()) for p in self._present())
 
     def open(self, name: str, head: bytes) -> tuple[int, bytes]:
         """(rows or bytes that are here, digest of the last of them); makes the file if need be."""
@@ -216,6 +221,8 @@ class NodeStore:
                 raise Refusal(f"node {self._node_rank} has {self._limits.files} files already")
             self._names.add(path.name)
         if self._used_bytes + more_bytes > self._limits.node_bytes:
+            self._used_bytes = self._on_disk()  # what was rolled up meanwhile takes no space
+        if self._used_bytes + more_bytes > self._limits.node_bytes:
             raise Refusal(f"node {self._node_rank} has used its {self._limits.node_bytes} bytes")
         if more_bytes and hasattr(os, "statvfs"):
             disk = os.statvfs(self._folder)
@@ -232,6 +239,12 @@ def check_before(path: Path, unit_bytes: int, offset: int) -> bytes:
     with path.open("rb") as file:
         file.seek(start)
         return hashlib.blake2b(file.read(end - start), digest_size=16).digest()
+
+
+def _disk_bytes(found: os.stat_result) -> int:
+    """The space that a file takes, holes not counted; its length where the system does not say."""
+    blocks = getattr(found, "st_blocks", None)
+    return found.st_size if blocks is None else blocks * 512
 
 
 def remove_leftovers(folder: Path) -> None:

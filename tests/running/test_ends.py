@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,14 @@ def summary_of(folder: Path) -> dict[str, Any]:
     (path,) = (folder / "logs").glob("*/final_summary.json")
     found: dict[str, Any] = json.loads(path.read_text())
     return found
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c_is_not_ignored() -> Iterator[None]:
+    """Tests that were started in the background (`make test &`) ignore SIGINT, and children inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def start(folder: Path, script: Path, *words: str) -> subprocess.Popen[str]:

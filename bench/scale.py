@@ -125,8 +125,8 @@ def measure(ranks: int, ticks: int, place: Path) -> Found:
     run = SyntheticRun(run_dir, ranks, slow_rank=SLOW_RANK)
     run.append(steps)
     run.sample(20)
-    best = min((child("ingest", run_dir, ranks, steps, 0) for _ in range(3)), key=lambda f: f["ingest_s"])
-    found = Found(ranks=ranks, **best, **child("tick", run_dir, ranks, steps, ticks))  # type: ignore[arg-type]
+    looks = sorted((child("ingest", run_dir, ranks, steps, 0) for _ in range(5)), key=lambda f: f["ingest_s"])
+    found = Found(ranks=ranks, **looks[2], **child("tick", run_dir, ranks, steps, ticks))  # type: ignore[arg-type]
     shutil.rmtree(run_dir)
     print(json.dumps(asdict(found)), flush=True)
     return found

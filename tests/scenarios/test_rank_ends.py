@@ -24,10 +24,13 @@ CGROUPS = (
 OOM_BYTES = 300 * 2**20
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(("fault", "says"), [("--kill-at", ""), ("--raise-at", "had enough")])
-def test_a_rank_that_dies_is_named_with_its_last_step(tmp_path: Path, fault: str, says: str) -> None:
+def test_a_rank_that_dies_is_named_with_its_last_step(
+    tmp_path: Path, fault: str, says: str, ranks: int
+) -> None:
     """One rank killed or raising: the summary comes, names the rank, its last step and where it was."""
-    summary, done = run(tmp_path, 2, fault, "25")
+    summary, done = run(tmp_path, ranks, fault, "25")
     assert done.returncode != 0
     assert summary["run"]["status"] == "failed"
     assert summary["run"]["steps"]["total"] >= 24

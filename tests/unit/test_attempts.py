@@ -105,7 +105,7 @@ def test_the_summary_says_why_the_attempt_before_ended_and_what_it_cost() -> Non
     assert run.ranks["ended_first"] is None
     (attempt,) = run.ranks["earlier_attempts"]
     assert attempt["steps"] == 15
-    assert attempt["ended_first"] == {"rank": 1, "step": 15, "phase": "wait"}
+    assert attempt["ended_first"] == {"rank": 1, "step": 15, "phase": "wait", "together": False}
     (note,) = [n for n in run.notes if "ran 2 times" in n]
     assert "completed 15 step(s): r1 ended first: after step 15, in wait; r1: ValueError: bad batch." in note
     assert run.accounting["earlier_attempts_s"] == 8.0

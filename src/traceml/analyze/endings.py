@@ -9,6 +9,8 @@ from traceml.schema import catalog as c
 from traceml.schema.recorded import RankRecording
 
 TOGETHER_NS: Final = 500_000_000
+SAME_LOOK_NS: Final = 50_000_000
+"""Of the ranks that the monitor finds gone at one look, ten times a second, the first is unknown."""
 WAITING_FOR_OTHERS: Final = c.PHASES[c.SYNC].key
 EXCHANGES: Final = (c.PHASES[c.BACKWARD].key, c.PHASES[c.SYNC].key)
 
@@ -37,7 +39,16 @@ def ended_first(ranks: Ranks, noticed: Sequence[Event]) -> Event | None:
         or [e for e in together if error is not None and e["rank"] == error[0]]
         or together
     )
-    return {"rank": guilty[0]["rank"], "step": guilty[0].get("step"), "phase": guilty[0].get("phase")}
+    first = guilty[0]
+    # What was going on when it raised; by the time that the process is gone the phase is over.
+    raised_in = [e.get("during") for e in ranks[first["rank"]].events if e["kind"] == "error"]
+    phase = next((during for during in raised_in if during), first.get("phase"))
+    return {
+        "rank": first["rank"],
+        "step": first.get("step"),
+        "phase": phase,
+        "together": len(guilty) > 1 and not raised and guilty[1]["time_ns"] - first["time_ns"] < SAME_LOOK_NS,
+    }
 
 
 def ended_well(ranks: Ranks, noticed: Sequence[Event]) -> bool:
@@ -53,9 +64,15 @@ def describe(ranks: Ranks, noticed: Sequence[Event]) -> str | None:
     if first is None or (len(ranks) == 1 and error is not None):
         return error[1] if error is not None else None
     abrupt = _is_abrupt(first["rank"], ranks, noticed)
-    text = f"r{first['rank']} {'was killed or crashed' if abrupt else 'ended'}"
-    text += " first" if len(ranks) > 1 else ""
-    text += f": after step {first['step']}, in {first['phase']}"
+    did, where = (
+        "was killed or crashed" if abrupt else "ended",
+        f"after step {first['step']}, in {first['phase']}",
+    )
+    if first["together"] and error is None:
+        did = "were killed or crashed" if abrupt else "ended"
+        text = f"several ranks {did} at the same time, r{first['rank']} {where}"
+    else:
+        text = f"r{first['rank']} {did}{' first' if len(ranks) > 1 else ''}: {where}"
     if error is not None:
         text += f"; r{error[0]}: {error[1]}"
     kills = max((e.get("oom_kills") or 0 for e in noticed if _is_of(e, ranks)), default=0)

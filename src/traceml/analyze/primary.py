@@ -28,6 +28,7 @@ def choose(
 def _primary(finding: Finding, section: str, step_ms: float | None) -> Primary:
     speedup, how = None, None
     cost = finding.evidence.get("cost_ms")
+    step_ms = finding.evidence.get("slowest_step_ms", step_ms)  # the slowest rank sets the pace
     if cost is not None and step_ms is not None and 0 < cost < step_ms:
         speedup = step_ms / (step_ms - cost)
         how = f"mean step {fmt.ms(step_ms)}, {fmt.ms(step_ms - cost)} without the named {fmt.ms(cost)}"

@@ -127,7 +127,9 @@ def _straggler(view: RankView, values: Across, phase: str, what: str) -> Measure
             "extra": fmt.ms(found.ns / 1e6),
             "share": fmt.share(level),
             "rhythm": view.rhythm(found.at),
-            "wait": "every step waits for it" if view.coupled else "the ranks do not wait for each other",
+            "wait": "every step waits for it"
+            if view.coupled
+            else "the ranks do not keep pace with each other",
         },
         phase=phase,
         ranks=(view.window.ranks[found.at],),
@@ -137,6 +139,7 @@ def _straggler(view: RankView, values: Across, phase: str, what: str) -> Measure
             "median_ms": typical,
             "share": level,
             "coupled": view.coupled,
+            "slowest_step_ms": float(view.window.step_ns.mean(axis=1).max()) / 1e6,
         },
         cost_ms=cost_ms,
     )
@@ -169,9 +172,36 @@ def straggler(view: RankView) -> Measured | None:
     """One rank holds the others up in input and compute alike, or in something that no phase explains."""
     together = view.window.of(INPUT) + view.compute.values
     if view.uneven_in_both:
-        return _straggler(view, Across(together), INPUT, "input and compute together")
-    rest = view.own.values - together - view.window.of(H2D)
-    return _straggler(view, Across(rest), WAIT, "time outside input and model work")
+        found = _straggler(view, Across(together), INPUT, "input and compute together")
+        if found is not None:
+            found.words["advice"] = "inspect its input path, its own work and its machine"
+        return found
+    rest = Across(view.own.values - together - view.window.of(H2D))
+    at = view.excess(rest).at
+    parts = (CHECKPOINT, VALIDATION, *view.window.user_keys, WAIT)
+    phase = max(parts, key=lambda k: view.excess_of(view.window.across(k), at))
+    found = _straggler(view, rest, phase, _outside_words(view, phase, at))
+    if found is not None:
+        found.words["advice"] = _OUTSIDE_ADVICE.get(phase, _OUTSIDE_ADVICE[WAIT])
+    return found
+
+
+def _outside_words(view: RankView, phase: str, at: int) -> str:
+    """What a rank does outside input and model work."""
+    if phase != WAIT:
+        name = LABELS.get(phase, f"phase {phase[5:]!r}")
+        return f"work outside the step itself, most of it in {name}"
+    places = view.window.wait_places
+    others = np.delete(places, at, axis=0).mean(axis=0)
+    place = int(np.argmax((places[at] - others).sum(axis=0)))
+    return f"time in no phase, most of it {c.WAIT_PLACES[place].where}"
+
+
+_OUTSIDE_ADVICE: Final = {
+    CHECKPOINT: "save less often, or asynchronously, or share the writing between ranks",
+    VALIDATION: "validate less often, or share the batches between ranks",
+    WAIT: "look at what only this rank does there: logging, metrics, saving, its machine",
+}
 
 
 def comm_bound(view: RankView) -> Measured | None:
@@ -222,7 +252,7 @@ RULES: Final[tuple[Rule[RankView], ...]] = (
         "STRAGGLER",
         straggler,
         _SENTENCE,
-        "Inspect {rank}: its input path, its own work and its machine.",
+        "{rank}: {advice}.",
         needs=(INPUT, *COMPUTE),
     ),
     Rule(

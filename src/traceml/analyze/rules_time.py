@@ -36,7 +36,22 @@ class TimeView:
     @cached_property
     def outside(self) -> Floats:
         """Deliberate work outside the training step proper: validation, checkpoints, user phases."""
-        return self.window.of(VALIDATION, CHECKPOINT, *self.window.user_keys)
+        return self.paid(VALIDATION, CHECKPOINT, *self.window.user_keys)
+
+    def paid(self, *keys: str) -> Floats:
+        """What these phases cost each rank: its own time, and its waiting for a rank that does more of it."""
+        mine = self.window.of(*keys)
+        if len(self.window.ranks) < 2 or not mine.any():
+            return mine
+        paid: Floats = mine + np.minimum(self.window.of(SYNC), mine.max(axis=0) - mine)
+        return paid
+
+    def sole_rank(self, key: str) -> int | None:
+        """The rank that does nearly all of this while the others wait, if there is one."""
+        totals = self.window.of(key).sum(axis=1)
+        at = int(np.argmax(totals))
+        alone = len(totals) > 1 and totals[at] >= EXPLAINED * totals.sum() > 0
+        return self.window.ranks[at] if alone else None
 
     @cached_property
     def wait(self) -> Floats:
@@ -126,10 +141,10 @@ def wait_heavy(view: TimeView) -> Measured:
     window = view.window
     values = view.wait + view.outside
     parts = {
-        "checkpoint writing": (CHECKPOINT, window.of(CHECKPOINT)),
-        "validation": (VALIDATION, window.of(VALIDATION)),
+        "checkpoint writing": (CHECKPOINT, view.paid(CHECKPOINT)),
+        "validation": (VALIDATION, view.paid(VALIDATION)),
         "garbage collection": (WAIT, window.gc_wait_ns),
-        **{f"phase {k[5:]!r}": (k, window.of(k)) for k in window.user_keys},
+        **{f"phase {k[5:]!r}": (k, view.paid(k)) for k in window.user_keys},
         "": (WAIT, np.maximum(view.wait - window.gc_wait_ns, 0.0)),
     }
     name, (phase, largest) = max(parts.items(), key=lambda item: float(item[1][1].sum()))
@@ -139,7 +154,10 @@ def wait_heavy(view: TimeView) -> Measured:
     found = replace(found, level=max(found.level, steady))
     total = max(float(values.sum()), 1.0)
     if name:
-        text = f"{name} is {fmt.share(float(largest.sum()) / total)} of it"
+        alone = view.sole_rank(phase) if phase != WAIT else None
+        whose = f"{name} on r{alone}" if alone is not None else name
+        text = f"{whose} is {fmt.share(min(1.0, float(largest.sum()) / total))} of it"
+        found = replace(found, ranks=(alone,) if alone is not None else ())
     else:
         place, part = _where(window)
         text = f"it is unattributed; {fmt.share(part)} of it sits {place}"

@@ -19,6 +19,8 @@ MOST_EVENTS = 200
 NOTABLE_CPU_DELAY = 0.05
 EVENT_FIELDS = ("kind", "rank", "step", "time_ns", "duration_ns")
 WELL = ("completed", "running")
+MOST_UNEVEN = 1
+"""A rank that was killed may be a step behind the others."""
 
 
 def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window: Window) -> Run:
@@ -122,10 +124,25 @@ def _notes(
             f"{fmt.count(window.earlier_steps)} earlier steps count in the run's totals only: the diagnosis "
             f"looks at the {fmt.count(window.count)} newest."
         )
+    notes += _uneven(ranks, facts)
     if window.dark_ranks:
         dark = ", ".join(f"r{r}" for r in window.dark_ranks)
         notes.append(f"No completed step from {dark}.")
     return notes
+
+
+def _uneven(ranks: dict[int, RankRecording], facts: RunFacts) -> list[str]:
+    """That some ranks completed more steps than others: only what all have is compared."""
+    steps = {rank: totals.steps_of(r) for rank, r in ranks.items() if len(r.rows)}
+    if facts.status == "running" or not steps:
+        return []
+    few, many = min(steps, key=lambda r: steps[r]), max(steps, key=lambda r: steps[r])
+    if steps[many] - steps[few] <= MOST_UNEVEN:
+        return []
+    return [
+        f"The ranks completed uneven numbers of steps: r{few} {fmt.count(steps[few])}, r{many} "
+        f"{fmt.count(steps[many])}. Only steps that all of them completed are analyzed."
+    ]
 
 
 def _restarts(earlier: list[dict[str, Any]]) -> list[str]:

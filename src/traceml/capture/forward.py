@@ -1,8 +1,9 @@
 """Finding the outermost module call, then timing only that.
 
 Wrapping every module's call would cost a wrapper a submodule. So `Module.__call__` is wrapped only while we
-learn: until two training steps have completed. The classes that were called outermost then get a `__call__`
-of their own, and `Module.__call__` is put back. Instances are never touched: they pickle, copy and
+learn: until two training steps have completed, and again when another optimizer takes the lead (a second
+training in the same process). The classes that were called outermost then get a `__call__` of their own, and
+`Module.__call__` is put back. Instances are never touched: they pickle, copy and
 compile as before.
 """
 
@@ -44,18 +45,20 @@ class ForwardPatch:
         self.roots: set[type] = set()
         self.patched: list[tuple[type, bool]] = []
         self.learning = False
+        self.learn_until = LEARN_STEPS
         self.enter_doubtful = failsafe("forward detection", PASS, session.off)(session.enter_forward)
 
     def install(self) -> None:
         """Start to learn: wrap `Module.__call__` itself."""
         if not self.learning:
             self.learning = self.session.settling = True
+            self.learn_until = self.session.step + LEARN_STEPS
             self._patch(self.module_class)
             _tell_compiler(self.module_class)
 
     def settle(self) -> None:
         """A step completed: from now on wrap only the classes that were seen outermost."""
-        if not self.learning or not self.roots or self.session.step < LEARN_STEPS:
+        if not self.learning or not self.roots or self.session.step < self.learn_until:
             return
         self.learning = self.session.settling = False
         self._unpatch(self.module_class)

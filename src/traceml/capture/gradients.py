@@ -1,12 +1,13 @@
 """Finds the moment when a rank's last gradient is ready: what follows in backward is waiting for others.
 
-All parameters of a DistributedDataParallel model are watched for a few steps to learn which one comes
-last; then only that one is. The hooks read a clock and nothing else, so buckets and results stay as they
-are. If the last parameter gets no gradient (unused parameters), everything is watched again for a while.
+All parameters of DistributedDataParallel models are watched for a few steps to learn which one of each
+model comes last; then only that one is. The hooks read a clock and nothing else, so buckets and results stay
+as they are. If none of them gets a gradient in a step (unused parameters), all are watched again for a while.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ class GradientWatch:
         self._switch = switch
         self._models: list[weakref.ref[Any]] = []
         self._handles: list[Any] = []
-        self._last: weakref.ref[Any] | None = None
+        self._last: dict[int, weakref.ref[Any]] = {}  # by the model's place in the list
         self._fired = True
         self.learning = 0  # steps left
         self.active = False
@@ -34,7 +35,7 @@ class GradientWatch:
         self._learn()
 
     def step_ended(self) -> None:
-        """A step completed: narrow down to the last parameter, or start over if it was not used."""
+        """A step completed: narrow down to the last parameters, or start over if none was used."""
         if not self.active:
             return
         if self.learning:
@@ -49,22 +50,25 @@ class GradientWatch:
         """Watch every parameter that gets a gradient."""
         self._unhook()
         self.learning = LEARN_STEPS
-        for reference in self._models:
-            model = reference()
+        self._models = [reference for reference in self._models if reference() is not None]
+        self._last.clear()
+        for place, reference in enumerate(self._models):
+            model, seen = reference(), functools.partial(self._seen, place)
             for parameter in model.parameters() if model is not None else ():
                 if parameter.requires_grad:
-                    self._handles.append(parameter.register_post_accumulate_grad_hook(self._seen))
+                    self._handles.append(parameter.register_post_accumulate_grad_hook(seen))
 
     def _settle(self) -> None:
-        """Keep a hook on the parameter that came last."""
-        last = self._last() if self._last is not None else None
+        """Keep a hook on the parameter of each model that came last."""
         self._unhook()
-        if last is not None:
-            self._handles.append(last.register_post_accumulate_grad_hook(self._ready))
+        for reference in self._last.values():
+            last = reference()
+            if last is not None:
+                self._handles.append(last.register_post_accumulate_grad_hook(self._ready))
 
-    def _seen(self, parameter: Any) -> None:
-        """While learning: this parameter is the last one so far; the switch moves on with each of them."""
-        self._last = weakref.ref(parameter)
+    def _seen(self, place: int, parameter: Any) -> None:
+        """While learning: this is the model's last one so far; the switch moves on with each of them."""
+        self._last[place] = weakref.ref(parameter)
         self._ready(parameter)
 
     def _ready(self, _parameter: Any) -> None:

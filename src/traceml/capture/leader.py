@@ -27,6 +27,7 @@ class Leader:
         self._others = 0
         self._most_others = 0
         self._rounds = 0
+        self.leads = 0  # how often an optimizer took the lead
         self.undecided = True  # the first cycle of optimizers is still open
         self.only = 0  # id of the optimizer that has been the only one for a while: no need to ask
 
@@ -67,6 +68,7 @@ class Leader:
 
     def _lead(self, key: int) -> None:
         self._leader = key
+        self.leads += 1
         self.undecided = False
         self._alive = self._refs[key]
         self._refs = {key: self._alive}

@@ -234,6 +234,21 @@ def wrap_collective(original: Callable[..., Any], session: Session) -> Callable[
     return collective
 
 
+def wrap_future_wait(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    """A future is waited for: that is `sync` in a process that exchanges with others, else what it was."""
+    waiting = wrap_collective(original, session)
+    distributed = session.torch.distributed
+
+    @functools.wraps(original)
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        if distributed.is_available() and distributed.is_initialized():
+            return waiting(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    setattr(wait, ORIGINAL, original)
+    return wait
+
+
 COLLECTIVES = (
     "all_gather",
     "all_gather_into_tensor",
@@ -300,6 +315,9 @@ PATCHES: tuple[Patch, ...] = (
         for name in COLLECTIVES
     ),
     Patch("torch._C._distributed_c10d", "Work.wait", wrap_collective),
+    Patch("torch.distributed._functional_collectives", "wait_tensor", wrap_collective),
+    Patch("torch.nn.parallel.distributed", "DistributedDataParallel._sync_buffers", wrap_collective),
+    Patch("torch._C", "Future.wait", wrap_future_wait),
     Patch("torch.distributed.checkpoint", "save", wrap_save),
     Patch("torch.distributed.checkpoint", "async_save", wrap_save),
     Patch("safetensors.torch", "save_file", wrap_save),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 import weakref
@@ -13,18 +12,12 @@ from typing import Any, Final
 from traceml.capture.batch import first_array, size_of
 from traceml.capture.device import Device, DeviceClock
 from traceml.capture.events import EventLog
+from traceml.capture.farewell import close_with_worker, fatal_error
 from traceml.capture.gradients import GradientWatch
 from traceml.capture.identity import trained_parameters
 from traceml.capture.leader import ENDS_STEP, NOTHING, Leader
 from traceml.capture.rank import merged, open_recording
-from traceml.capture.switch import (
-    PASS,
-    PENDING_EVAL,
-    PENDING_FETCH,
-    ROW,
-    Switch,
-    is_wait,
-)
+from traceml.capture.switch import PASS, PENDING_EVAL, PENDING_FETCH, ROW, Switch, is_wait
 from traceml.capture.user_phases import UserPhases
 from traceml.errors import failsafe
 from traceml.recording import format as fmt
@@ -48,7 +41,7 @@ class Session:
         self.wrapped_optimizers: list[tuple[Any, Any]] = []
         self.settling = False  # still learning which modules to wrap
         self.on_step: Callable[[], None] = lambda: None  # then told of each step
-        self.on_blind_step: Callable[[], None] = lambda: None  # told when a step had no forward at all
+        self.on_blind_step: Callable[[], None] = lambda: None  # a step had no forward, or another model
         self.begin()
 
     @property
@@ -60,6 +53,7 @@ class Session:
         """A fresh start: at installation, and again in a forked child, which is its own process."""
         self.switch = _renewed(self.switch)
         self.writer: RecordingWriter | None = None
+        self.closed = False
         self.device: Device | None = None
         self.device_clock: DeviceClock | None = None
         self.events = EventLog()
@@ -231,9 +225,13 @@ class Session:
         if not is_wait(self.switch.current):
             self.end_after_backward = True
             return
+        leads = self.leader.leads
         verdict = self.leader.stepped(optimizer)
         if verdict == NOTHING:
             return
+        if self.leader.leads > max(leads, 1):
+            self.forward_seen = False  # another training, perhaps with another model
+            self.on_blind_step()
         self.end_step(now, extend=verdict != ENDS_STEP)
 
     def block_enters(self) -> None:
@@ -347,6 +345,7 @@ class Session:
         if self.run_dir is None:
             return
         open_recording(self, tensor)
+        close_with_worker(self.close)
 
     def use_device(self, device: Device, path: str, header: dict[str, Any]) -> None:
         """Time on this accelerator too: its rows go to a recording of their own."""
@@ -374,13 +373,13 @@ class Session:
     @failsafe("closing the recording", None)
     def close(self) -> None:
         """At interpreter exit: take what the device has ready, note a fatal error, mark the end."""
-        if self.writer is None:
+        if self.writer is None or self.closed:
             return
-        error = getattr(sys, "last_value", None)
-        if error is not None and not isinstance(error, SystemExit):
-            text = f"{type(error).__name__}: {error}"[:500]
+        self.closed = True
+        error = fatal_error()
+        if error is not None:
             during = c.PHASES[self.failed_in].key if self.aborted and self.failed_in is not None else None
-            self.events.add("error", self.step + 1, time.perf_counter_ns(), message=text, during=during)
+            self.events.add("error", self.step + 1, time.perf_counter_ns(), message=error, during=during)
         if self.device_clock is not None:
             self.device_clock.poll()
         self.writer.close()

@@ -150,9 +150,10 @@ def _step_time(summary: Summary) -> list[str]:
     if many:
         head = ["", "Median", "Worst", "Worst rank", "Skew", "Share"]
     table = [head]
+    step = section.metrics.get("step_ms", MetricStat()).median.value or 0.0
     for key, stat in section.metrics.items():
         row = labels.get(key, {"label": key, "unit": "ms"})
-        if row["unit"] != "ms" or stat.median.value is None or not _says_something(key, stat):
+        if row["unit"] != "ms" or stat.median.value is None or not _says_something(key, stat, step):
             continue
         table.append([row["label"], *_time_cells(stat, many)])
     lines += _table(table)
@@ -180,8 +181,9 @@ ALWAYS = (
 WORTH_A_ROW = 0.001
 
 
-def _says_something(key: str, stat: MetricStat) -> bool:
-    return key in ALWAYS or (stat.share or 0.0) >= WORTH_A_ROW
+def _says_something(key: str, stat: MetricStat, step_ms: float) -> bool:
+    """Whether any rank spends a notable part of a step on it."""
+    return key in ALWAYS or max(stat.median.value or 0.0, stat.worst.value or 0.0) >= WORTH_A_ROW * step_ms
 
 
 def _time_cells(stat: MetricStat, many: bool) -> list[str]:
@@ -191,7 +193,7 @@ def _time_cells(stat: MetricStat, many: bool) -> list[str]:
             fmt.ms(stat.median.value),
             fmt.ms(stat.worst.value),
             fmt.rank(stat.worst.rank),
-            fmt.share(stat.skew),
+            fmt.skew(stat.skew),
             share,
         ]
     return [fmt.ms(stat.average), share, fmt.ms(stat.p5), fmt.ms(stat.p95)]

@@ -26,6 +26,11 @@ def share(value: float | None) -> str:
     return MISSING if value is None else f"{100 * value:.1f} %"
 
 
+def skew(value: float | None) -> str:
+    """How far above the median; beyond ten times the number says no more."""
+    return "> 999 %" if value is not None and value >= 9.995 else share(value)
+
+
 def percent(value: float | None) -> str:
     """What is a percentage by nature."""
     return MISSING if value is None else f"{value:.1f} %"

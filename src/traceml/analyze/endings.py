@@ -47,8 +47,14 @@ def ended_first(ranks: Ranks, noticed: Sequence[Event]) -> Event | None:
         "rank": first["rank"],
         "step": first.get("step"),
         "phase": phase,
-        "together": len(guilty) > 1 and not raised and guilty[1]["time_ns"] - first["time_ns"] < SAME_LOOK_NS,
+        "together": error is None and _at_one_look(together),
     }
+
+
+def _at_one_look(ended: Sequence[Event]) -> bool:
+    """Whether several ranks were found gone without a word at the same moment: no telling who was first."""
+    span_ns = ended[-1]["time_ns"] - ended[0]["time_ns"]
+    return len(ended) > 1 and span_ns < SAME_LOOK_NS and not any(e.get("closed") for e in ended)
 
 
 def ended_well(ranks: Ranks, noticed: Sequence[Event]) -> bool:
@@ -64,14 +70,11 @@ def describe(ranks: Ranks, noticed: Sequence[Event]) -> str | None:
     if first is None or (len(ranks) == 1 and error is not None):
         return error[1] if error is not None else None
     abrupt = _is_abrupt(first["rank"], ranks, noticed)
-    did, where = (
-        "was killed or crashed" if abrupt else "ended",
-        f"after step {first['step']}, in {first['phase']}",
-    )
-    if first["together"] and error is None:
-        did = "were killed or crashed" if abrupt else "ended"
-        text = f"several ranks {did} at the same time, r{first['rank']} {where}"
+    where = f"after step {first['step']}, in {first['phase']}"
+    if first["together"]:
+        text = f"several ranks were killed or crashed at the same time, r{first['rank']} {where}"
     else:
+        did = "was killed or crashed" if abrupt else "ended"
         text = f"r{first['rank']} {did}{' first' if len(ranks) > 1 else ''}: {where}"
     if error is not None:
         text += f"; r{error[0]}: {error[1]}"

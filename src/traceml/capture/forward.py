@@ -42,7 +42,7 @@ class ForwardPatch:
         self.session = session
         self.module_class = session.torch.nn.Module
         self.is_compiling: Callable[[], bool] = session.torch.compiler.is_dynamo_compiling
-        self.roots: set[type] = set()
+        self.roots = session.outermost
         self.patched: list[tuple[type, bool]] = []
         self.learning = False
         self.learn_until = LEARN_STEPS

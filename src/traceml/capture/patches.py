@@ -197,12 +197,19 @@ def _goes_to_device(
 
 def wrap_ddp_init(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
     """A DDP model exchanges gradients inside backward: find where its own work ends."""
-    watch = failsafe("watching gradients", None)(lambda model: session.gradients.watch(model))
+
+    def made(model: Any) -> None:
+        session.gradients.watch(model)
+        inner = type(model.module)  # what a rank evaluates on its own
+        if not inner.__module__.startswith("torch.nn."):
+            session.outermost.add(inner)
+
+    made = failsafe("watching gradients", None)(made)
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        watch(self)
+        made(self)
 
     setattr(__init__, ORIGINAL, original)
     return __init__

@@ -37,7 +37,7 @@ def open_recording(session: Session, tensor: Any) -> None:
         "slots": SLOTS,
     }
     stem = os.path.join(session.run_dir or "", "recording", f"rank-{who['rank']}.{os.getpid()}")
-    device = None
+    device, measured = None, session.measured
     if kind not in ("cpu", "meta"):
         device = TorchDevice(torch, kind, tensor.device.index or 0)
         header["device"] = {
@@ -46,10 +46,10 @@ def open_recording(session: Session, tensor: Any) -> None:
             "capacity_bytes": device.capacity_bytes(),
         }
     else:
-        session.measured &= ~(1 << c.H2D)  # no device to copy to: not measured, not 0
+        measured &= ~(1 << c.H2D)  # no device to copy to: not measured, not 0
     if who["world_size"] == 1:
-        session.measured &= ~(1 << c.SYNC)
-    session.switch.flags = session.measured
+        measured &= ~(1 << c.SYNC)
+    session.switch.flags = measured
     session.writer = RecordingWriter(stem + ".steps", c.STEP_COLUMNS, header)
     session.rows_into_writer(0)
     session.switch.show_in(session.writer.live, fmt.LIVE_PHASE)

@@ -39,6 +39,7 @@ class Session:
         self.measured = 0  # bit a phase whose patches are in
         self.patched: list[tuple[Any, str, Any]] = []
         self.wrapped_optimizers: list[tuple[Any, Any]] = []
+        self.outermost: set[type] = set()  # classes of modules that the training loop calls
         self.settling = False  # still learning which modules to wrap
         self.on_step: Callable[[], None] = lambda: None  # then told of each step
         self.on_blind_step: Callable[[], None] = lambda: None  # a step had no forward, or another model
@@ -346,6 +347,8 @@ class Session:
             return
         open_recording(self, tensor)
         close_with_worker(self.close)
+        if not self.settling:
+            self.on_blind_step()  # a forked child of a process that had learned its own modules
 
     def use_device(self, device: Device, path: str, header: dict[str, Any]) -> None:
         """Time on this accelerator too: its rows go to a recording of their own."""

@@ -1,0 +1,66 @@
+"""However ranks exchange, waiting for the slow one is `sync`; what one rank does alone is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scenarios.scenario import SCRIPTS, traceml
+
+pytestmark = pytest.mark.scenario
+EXCHANGES = str(SCRIPTS / "exchanges.py")
+
+
+def summary_of(folder: Path, *words: str) -> dict[str, Any]:
+    """The summary of two ranks that exchange in this way."""
+    done = traceml("run", EXCHANGES, "--run-name", "r", "--nproc-per-node", "2", "--", *words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads((folder / "logs" / "r" / "final_summary.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("way", "phase", "rank", "injected_ms"),
+    [
+        ("buffers", "input", 0, 30),
+        ("two models", "backward", 1, 60),
+        ("futures", "backward", 1, 30),
+        ("functional", "backward", 1, 30),
+        ("tensor", "forward", 1, 30),
+        ("two trainings", "forward", 1, 30),
+    ],
+)
+def test_waiting_in_any_exchange_is_sync(
+    tmp_path: Path, way: str, phase: str, rank: int, injected_ms: float
+) -> None:
+    """DDP's buffers, futures, functional collectives, tensor parallel, several models: the right rank, phase
+    and milliseconds, because the others' waiting is not taken for work."""
+    summary = summary_of(tmp_path, way, phase, str(rank))
+    primary = summary["primary_diagnosis"]
+    status = "INPUT STRAGGLER" if phase == "input" else "COMPUTE STRAGGLER"
+    assert (primary["status"], primary["ranks"], primary["phase"]) == (status, [rank], phase)
+    assert primary["evidence"]["excess_ms"] == pytest.approx(injected_ms, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("way", "phase", "says"),
+    [("checkpoint", "checkpoint", "checkpoint"), ("evaluation", "validation", "validation")],
+)
+def test_what_only_rank_0_does_is_named(tmp_path: Path, way: str, phase: str, says: str) -> None:
+    """Rank 0 saves each step, or evaluates its own copy now and then, and the others wait: that is said."""
+    summary = summary_of(tmp_path, way, "none", "0", str(tmp_path / "big.pt"))
+    primary = summary["primary_diagnosis"]
+    assert primary["status"] in ("WAIT-HEAVY", "STRAGGLER")
+    assert (primary["ranks"], primary["phase"]) == ([0], phase)
+    assert says in primary["summary"]
+    own = summary["step_time"]["ranks"]
+    assert own["0"]["metrics"][f"{phase}_ms"] > 5 > own["1"]["metrics"][f"{phase}_ms"]
+
+
+def test_healthy_exchanges_name_nobody(tmp_path: Path) -> None:
+    """The same script without a fault: no straggler."""
+    primary = summary_of(tmp_path, "buffers", "none", "0")["primary_diagnosis"]
+    assert primary["status"] in ("COMPUTE-BOUND", "BALANCED"), primary["summary"]

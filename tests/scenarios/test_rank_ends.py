@@ -77,7 +77,8 @@ def test_all_ranks_killed_at_once_lose_no_step(tmp_path: Path) -> None:
     first = summary["run"]["ranks"]["ended_first"]
     assert first["step"] == 25
     assert first["phase"].startswith("wait")
-    assert f"r{first['rank']} was killed or crashed first: after step 25" in summary["run"]["reason"]
+    assert "killed or crashed" in summary["run"]["reason"]
+    assert "after step 25, in wait" in summary["run"]["reason"]
     assert "lack of memory" not in summary["run"]["reason"]
 
 
@@ -115,6 +116,37 @@ def test_all_ranks_killed_by_the_kernel_for_memory(tmp_path: Path, starved: str)
     assert abs(ranks["ended_first"]["step"] - summary["run"]["steps"]["total"]) <= 1
     assert ranks["ended_first"]["phase"]
     assert "for lack of memory" in summary["run"]["reason"], done.stderr
+
+
+WORKERS = """
+import sys, time
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+def work(rank, store):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(1, 41):
+        time.sleep(0.02)
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if (rank, step) == (1, 15):
+            raise ValueError("a worker's own")
+if __name__ == "__main__":
+    mp.start_processes(work, args=(sys.argv[2],), nprocs=2, start_method=sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_an_exception_in_a_worker_is_told_of_that_worker(tmp_path: Path, method: str) -> None:
+    """multiprocessing catches what its workers raise, and forked ones end without a farewell."""
+    (tmp_path / "workers.py").write_text(WORKERS)
+    words = ("workers.py", "--run-name", "w", "--", method, str(tmp_path / "store"))
+    assert traceml("run", *words, cwd=tmp_path).returncode == 1
+    run = json.loads((tmp_path / "logs" / "w" / "final_summary.json").read_text())["run"]
+    assert run["ranks"]["ended_first"]["rank"] == 1
+    assert "r1: ValueError: a worker's own" in run["reason"]
 
 
 ELASTIC = """

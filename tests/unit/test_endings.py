@@ -58,6 +58,14 @@ def test_an_exception_tells_who_it_was_also_at_one_look() -> None:
     assert said.startswith("r1 was killed or crashed first: after step 15, in forward; r0: RuntimeError")
 
 
+def test_with_several_machines_only_node_0_s_ends_are_claimed() -> None:
+    """What another machine's monitor noticed is not known here: nobody is called the first of all."""
+    ranks = {0: rank(0, events=[raised("RuntimeError: connection reset", "backward")]), 1: rank(1, node=1)}
+    said = describe(ranks, [gone(0, 10, closed=True)])
+    assert said is not None
+    assert said.startswith("r0 ended first on node 0: after step 15, in backward")
+
+
 def test_a_kill_for_memory_is_named() -> None:
     """The kernel's counter rose during the run: said of a rank that vanished, not of one that raised."""
     alone = {0: rank(0)}

@@ -227,7 +227,7 @@ def test_any_words_fit(
         metrics={**usual.step_time.metrics, f"user.{phase}_ms": stat},
     )
     row = {"key": f"user.{phase}_ms", "label": phase, "unit": "ms", "section": "step_time", "help": ""}
-    rendered(
+    assert rendered(
         replace(
             usual,
             run=replace(usual.run, name=name, status=status, reason=reason, notes=[note, word]),
@@ -253,7 +253,7 @@ def test_any_numbers_fit(values: list[float | None], ranks: int | None) -> None:
     def changed(section: Section) -> Section:
         return replace(section, metrics=dict.fromkeys(section.metrics, stat))
 
-    rendered(
+    assert rendered(
         replace(
             usual,
             step_time=changed(usual.step_time),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 from traceml.analyze.totals import steps_of
@@ -28,7 +29,7 @@ class Attempts:
 def find_attempts(recordings: Sequence[RankRecording]) -> Attempts:
     """The newest attempt in which steps were completed, and those before it, oldest first."""
     if len({r.rank for r in recordings}) == len(recordings):  # nearly always
-        return Attempts({r.rank: r for r in sorted(recordings, key=_rank)}, [])
+        return Attempts({r.rank: r for r in sorted(recordings, key=attrgetter("rank"))}, [])
     clock = _Clock(recordings)
     attempts: list[dict[int, RankRecording]] = [{}]
     for recording in sorted(recordings, key=clock.begin):
@@ -41,10 +42,6 @@ def find_attempts(recordings: Sequence[RankRecording]) -> Attempts:
     some = [i for i, steps in enumerate(most) if steps]
     at = (enough or some or [len(attempts) - 1])[-1]
     return Attempts(dict(sorted(attempts[at].items())), attempts[:at])
-
-
-def _rank(recording: RankRecording) -> int:
-    return recording.rank
 
 
 class _Clock:

@@ -24,10 +24,7 @@ def ended_first(ranks: Ranks, noticed: Sequence[Event]) -> Event | None:
     Ranks that end within half a second of the first are taken together. Among them: one that raised outside
     an exchange; else one that was killed while it was not waiting for others; else whoever raised first.
     """
-    ended = sorted(
-        (e for e in noticed if e["kind"] == "rank_ended" and _is_of(e, ranks)),
-        key=lambda e: int(e.get("time_ns", 0)),
-    )
+    ended = _ends(ranks, noticed)
     if not ended:
         return None
     together = [e for e in ended if e["time_ns"] - ended[0]["time_ns"] < TOGETHER_NS]
@@ -59,8 +56,7 @@ def _at_one_look(ended: Sequence[Event]) -> bool:
 
 def ended_well(ranks: Ranks, noticed: Sequence[Event]) -> bool:
     """Whether every process got to its end without an exception, as far as is known."""
-    ended = [e for e in noticed if e["kind"] == "rank_ended" and _is_of(e, ranks)]
-    return first_error(ranks) is None and all(e.get("closed") for e in ended)
+    return first_error(ranks) is None and all(e.get("closed") for e in _ends(ranks, noticed))
 
 
 def describe(ranks: Ranks, noticed: Sequence[Event]) -> str | None:
@@ -75,10 +71,12 @@ def describe(ranks: Ranks, noticed: Sequence[Event]) -> str | None:
         text = f"several ranks were killed or crashed at the same time, r{first['rank']} {where}"
     else:
         did = "was killed or crashed" if abrupt else "ended"
-        text = f"r{first['rank']} {did}{' first' if len(ranks) > 1 else ''}: {where}"
+        # Monitors do not send each other what they noticed: of several machines only node 0's ends are known.
+        order = " first on node 0" if any(r.node for r in ranks.values()) else " first"
+        text = f"r{first['rank']} {did}{order if len(ranks) > 1 else ''}: {where}"
     if error is not None:
         text += f"; r{error[0]}: {error[1]}"
-    kills = max((e.get("oom_kills") or 0 for e in noticed if _is_of(e, ranks)), default=0)
+    kills = max(e.get("oom_kills") or 0 for e in _ends(ranks, noticed))
     if abrupt and kills:
         text += f"; the kernel killed {kills} process(es) for lack of memory during this run"
     return text
@@ -86,9 +84,9 @@ def describe(ranks: Ranks, noticed: Sequence[Event]) -> str | None:
 
 def _is_abrupt(rank: int, ranks: Ranks, noticed: Sequence[Event]) -> bool:
     """Neither an exception nor the interpreter's end: a signal from outside, or a crash in native code."""
-    mine = [e for e in noticed if e["kind"] == "rank_ended" and e.get("rank") == rank and _is_of(e, ranks)]
     raised = any(e["kind"] == "error" for e in ranks[rank].events)
-    return not raised and any(not e.get("closed", True) for e in mine)
+    ends = _ends({rank: ranks[rank]}, noticed)
+    return not raised and any(not e.get("closed", True) for e in ends)
 
 
 def first_error(ranks: Ranks) -> tuple[int, str] | None:
@@ -105,7 +103,12 @@ def _is_echo(event: Event) -> bool:
     return event.get("during") in EXCHANGES
 
 
-def _is_of(event: Event, ranks: Ranks) -> bool:
-    """Whether one of these processes ended, not one of another attempt that had the same rank."""
-    mine = ranks.get(event.get("rank", -1))
-    return mine is not None and event.get("pid", mine.pid) == mine.pid
+def _ends(ranks: Ranks, noticed: Sequence[Event]) -> list[Event]:
+    """The ends of these processes, not of another attempt's with the same rank, in the order of time."""
+
+    def is_theirs(event: Event) -> bool:
+        mine = ranks.get(event.get("rank", -1))
+        return mine is not None and event.get("pid", mine.pid) == mine.pid
+
+    ended = [e for e in noticed if e["kind"] == "rank_ended" and is_theirs(e)]
+    return sorted(ended, key=lambda e: int(e.get("time_ns", 0)))

@@ -40,13 +40,15 @@ def hosts() -> Iterator[None]:
         ip("netns", "del", host)
 
 
-def start(folder: Path, node: int, *words: str, **environment: str) -> subprocess.Popen[str]:
-    """`traceml run` on one of the hosts."""
+def start(
+    folder: Path, node: int, *words: str, script: tuple[str, ...] = (), **environment: str
+) -> subprocess.Popen[str]:
+    """`traceml run` on one of the hosts; `script` are further words for the training."""
     command = ["ip", "netns", "exec", HOSTS[node], sys.executable, "-m", "traceml", "run", DDP]
     command += ["--run-name", "r", "--nproc-per-node", "1", "--nnodes", "2", "--node-rank", str(node)]
     command += ["--master-addr", ADDRESSES[0], "--master-port", "29611", *words]
     return subprocess.Popen(
-        [*command, "--", "--backward", "30", "--steps", "50"],
+        [*command, "--", "--backward", "30", "--steps", "50", *script],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(SRC), "GLOO_SOCKET_IFNAME": f"tml{node}", **environment},
         stdout=subprocess.PIPE,
@@ -74,6 +76,19 @@ def test_two_hosts_with_a_shared_folder_become_one_run(hosts: None, tmp_path: Pa
     assert (primary["status"], primary["ranks"], primary["phase"]) == ("COMPUTE STRAGGLER", [1], "backward")
     assert primary["evidence"]["excess_ms"] == pytest.approx(30, rel=0.2)
     assert set(summary["system"]["nodes"]) == {"0", "1"}
+
+
+@pytest.mark.scenario
+def test_a_rank_killed_on_the_other_host_is_named(hosts: None, tmp_path: Path) -> None:
+    """What the other host's monitor noticed reaches node 0: that rank went first, not the one that raised."""
+    both = [start(tmp_path, node, script=("--kill-at", "25")) for node in (0, 1)]
+    for running in both:
+        running.communicate(timeout=150)
+        assert running.returncode != 0
+    run = json.loads((tmp_path / "logs" / "r" / "final_summary.json").read_text())["run"]
+    first = run["ranks"]["ended_first"]
+    assert (first["rank"], first["step"]) == (1, 25), run["reason"]
+    assert "r1 was killed or crashed first: after step 25" in run["reason"]
 
 
 @pytest.mark.scenario

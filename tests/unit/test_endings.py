@@ -58,12 +58,13 @@ def test_an_exception_tells_who_it_was_also_at_one_look() -> None:
     assert said.startswith("r1 was killed or crashed first: after step 15, in forward; r0: RuntimeError")
 
 
-def test_with_several_machines_only_node_0_s_ends_are_claimed() -> None:
-    """What another machine's monitor noticed is not known here: nobody is called the first of all."""
+def test_ends_on_several_machines_are_ordered_by_their_wall_clocks() -> None:
+    """Each machine's own clock begins at its boot: the wall clock says that node 1's rank went first."""
     ranks = {0: rank(0, events=[raised("RuntimeError: connection reset", "backward")]), 1: rank(1, node=1)}
-    said = describe(ranks, [gone(0, 10, closed=True)])
+    noticed = [gone(0, 10, closed=True, wall_ns=9_900 * MS), gone(1, 70_000, wall_ns=9_000 * MS)]
+    said = describe(ranks, noticed)
     assert said is not None
-    assert said.startswith("r0 ended first on node 0: after step 15, in backward")
+    assert said.startswith("r1 was killed or crashed first: after step 15, in forward; r0: RuntimeError")
 
 
 def test_a_kill_for_memory_is_named() -> None:

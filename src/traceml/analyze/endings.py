@@ -27,7 +27,7 @@ def ended_first(ranks: Ranks, noticed: Sequence[Event]) -> Event | None:
     ended = _ends(ranks, noticed)
     if not ended:
         return None
-    together = [e for e in ended if e["time_ns"] - ended[0]["time_ns"] < TOGETHER_NS]
+    together = [e for e in ended if _when(e) - _when(ended[0]) < TOGETHER_NS]
     raised = {r for r, x in ranks.items() for e in x.events if e["kind"] == "error" and not _is_echo(e)}
     error = first_error(ranks)
     guilty = (
@@ -50,7 +50,7 @@ def ended_first(ranks: Ranks, noticed: Sequence[Event]) -> Event | None:
 
 def _at_one_look(ended: Sequence[Event]) -> bool:
     """Whether several ranks were found gone without a word at the same moment: no telling who was first."""
-    span_ns = ended[-1]["time_ns"] - ended[0]["time_ns"]
+    span_ns = _when(ended[-1]) - _when(ended[0])
     return len(ended) > 1 and span_ns < SAME_LOOK_NS and not any(e.get("closed") for e in ended)
 
 
@@ -71,9 +71,7 @@ def describe(ranks: Ranks, noticed: Sequence[Event]) -> str | None:
         text = f"several ranks were killed or crashed at the same time, r{first['rank']} {where}"
     else:
         did = "was killed or crashed" if abrupt else "ended"
-        # Monitors do not send each other what they noticed: of several machines only node 0's ends are known.
-        order = " first on node 0" if any(r.node for r in ranks.values()) else " first"
-        text = f"r{first['rank']} {did}{order if len(ranks) > 1 else ''}: {where}"
+        text = f"r{first['rank']} {did}{' first' if len(ranks) > 1 else ''}: {where}"
     if error is not None:
         text += f"; r{error[0]}: {error[1]}"
     kills = max(e.get("oom_kills") or 0 for e in _ends(ranks, noticed))
@@ -111,4 +109,9 @@ def _ends(ranks: Ranks, noticed: Sequence[Event]) -> list[Event]:
         return mine is not None and event.get("pid", mine.pid) == mine.pid
 
     ended = [e for e in noticed if e["kind"] == "rank_ended" and is_theirs(e)]
-    return sorted(ended, key=lambda e: int(e.get("time_ns", 0)))
+    return sorted(ended, key=_when)
+
+
+def _when(event: Event) -> int:
+    """On the wall clock, because several machines' monitors may have noticed."""
+    return int(event.get("wall_ns") or event.get("time_ns", 0))

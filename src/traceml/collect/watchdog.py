@@ -83,6 +83,7 @@ class Watchdog:
             "pid": state.pid,
             "step": state.step,
             "time_ns": time.perf_counter_ns(),
+            "wall_ns": time.time_ns(),  # to order it among what other machines noticed
             "duration_ns": 0,
             "phase": phase_name(state.phase),
             "closed": state.closed,

@@ -39,6 +39,7 @@ class TravelName:
 
 _RANK_FILE: Final = re.compile(r"rank-([0-9]{1,7})\.([0-9]{1,10})\.(steps|device|events\.jsonl)")
 _GAUGES: Final = re.compile(r"(system|process)\.gauges")
+_NOTICED: Final = "monitor.events.jsonl"
 _MARK: Final = re.compile(r"seen-[a-z0-9_]{1,32}")
 _MANIFEST: Final = "manifest.json"
 
@@ -51,6 +52,8 @@ def parse_name(name: str) -> TravelName | None:
         return TravelName(name, kind, int(rank), f"rank-{rank}.<node>.{pid}.{ending}")
     if found := _GAUGES.fullmatch(name):
         return TravelName(name, Kind.ROWS, None, f"{found.group(1)}.<node>.gauges")
+    if name == _NOTICED:
+        return TravelName(name, Kind.LINES, None, "monitor.<node>.events.jsonl")
     if _MARK.fullmatch(name):
         return TravelName(name, Kind.WHOLE, None, name)
     if name == _MANIFEST:

@@ -149,6 +149,42 @@ def test_an_exception_in_a_worker_is_told_of_that_worker(tmp_path: Path, method:
     assert "r1: ValueError: a worker's own" in run["reason"]
 
 
+UNWOUND = """
+import os, signal, sys
+import torch
+class Breaks(torch.autograd.Function):
+    forward = staticmethod(lambda ctx, x: x.sum())
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ValueError("broken")
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(1, 30):
+    try:
+        loss = model(torch.randn(4, 8))
+        (Breaks.apply(loss) if step in (5, 20) else loss.sum()).backward()
+    except ValueError:
+        if step == int(sys.argv[1]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        continue
+    optimizer.step()
+    optimizer.zero_grad()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(("at", "steps", "phase"), [("20", 18, "backward"), ("0", 27, "wait")])
+def test_where_an_exception_came_from_outlives_a_kill(
+    tmp_path: Path, at: str, steps: int, phase: str
+) -> None:
+    """Killed before it reported its error: the phase that it left is told, an old and caught one is not."""
+    (tmp_path / "unwound.py").write_text(UNWOUND)
+    traceml("run", "unwound.py", "--run-name", "u", "--", at, cwd=tmp_path)
+    run = json.loads((tmp_path / "logs" / "u" / "final_summary.json").read_text())["run"]
+    assert run["steps"]["total"] == steps
+    assert run["ranks"]["ended_first"]["phase"].split()[0] == phase
+
+
 ELASTIC = """
 import os, signal, sys, time
 import torch, torch.distributed as dist
@@ -165,6 +201,7 @@ for step in range(1, 41):
     time.sleep(0.01)
     if (attempt, rank, step) == (0, 1, 15):
         if sys.argv[1] == "kill":
+            time.sleep(0.3)  # the other rank waits in its next exchange by now
             os.kill(os.getpid(), signal.SIGKILL)
         raise RuntimeError("not yet")
 dist.barrier()

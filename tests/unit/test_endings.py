@@ -58,6 +58,16 @@ def test_an_exception_tells_who_it_was_also_at_one_look() -> None:
     assert said.startswith("r1 was killed or crashed first: after step 15, in forward; r0: RuntimeError")
 
 
+def test_a_rank_that_an_exchange_failed_on_did_not_go_first() -> None:
+    """The launcher ended it before it could report its error: the rank that broke the exchange is named."""
+    ranks = {0: rank(0), 1: rank(1)}
+    noticed = [gone(0, 10, phase="wait", failed_in="backward"), gone(1, 10)]
+    assert describe(ranks, noticed) == "r1 was killed or crashed first: after step 15, in forward"
+    # All of them: the first one is the best guess, and where it failed says more than where it was later.
+    noticed = [gone(0, 10, phase="wait", failed_in="backward"), gone(1, 90, failed_in="sync")]
+    assert describe(ranks, noticed) == "r0 was killed or crashed first: after step 15, in backward"
+
+
 def test_ends_on_several_machines_are_ordered_by_their_wall_clocks() -> None:
     """Each machine's own clock begins at its boot: the wall clock says that node 1's rank went first."""
     ranks = {0: rank(0, events=[raised("RuntimeError: connection reset", "backward")]), 1: rank(1, node=1)}

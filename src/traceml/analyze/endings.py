@@ -9,8 +9,8 @@ from traceml.schema import catalog as c
 from traceml.schema.recorded import RankRecording
 
 TOGETHER_NS: Final = 500_000_000
-SAME_LOOK_NS: Final = 50_000_000
-"""Of the ranks that the monitor finds gone at one look, ten times a second, the first is unknown."""
+SAME_MOMENT_NS: Final = 20_000_000
+"""Of ranks that are gone so soon after one another the first is unknown: a process takes as long to end."""
 WAITING_FOR_OTHERS: Final = c.PHASES[c.SYNC].key
 EXCHANGES: Final = (c.PHASES[c.BACKWARD].key, c.PHASES[c.SYNC].key)
 
@@ -23,11 +23,13 @@ def ended_first(ranks: Ranks, noticed: Sequence[Event]) -> Event | None:
 
     Ranks that end within half a second of the first are taken together. Among them: one that raised outside
     an exchange; else one that was killed while it was not waiting for others; else whoever raised first.
+    One that an exchange had failed on before it was ended too is only considered when there is no other.
     """
     ended = _ends(ranks, noticed)
     if not ended:
         return None
     together = [e for e in ended if _when(e) - _when(ended[0]) < TOGETHER_NS]
+    together = [e for e in together if e.get("closed") or e.get("failed_in") not in EXCHANGES] or together
     raised = {r for r, x in ranks.items() for e in x.events if e["kind"] == "error" and not _is_echo(e)}
     error = first_error(ranks)
     guilty = (
@@ -39,19 +41,19 @@ def ended_first(ranks: Ranks, noticed: Sequence[Event]) -> Event | None:
     first = guilty[0]
     # What was going on when it raised; by the time that the process is gone the phase is over.
     raised_in = [e.get("during") for e in ranks[first["rank"]].events if e["kind"] == "error"]
-    phase = next((during for during in raised_in if during), first.get("phase"))
+    phase = next((during for during in raised_in if during), first.get("failed_in") or first.get("phase"))
     return {
         "rank": first["rank"],
         "step": first.get("step"),
         "phase": phase,
-        "together": error is None and _at_one_look(together),
+        "together": error is None and _at_one_moment(together),
     }
 
 
-def _at_one_look(ended: Sequence[Event]) -> bool:
+def _at_one_moment(ended: Sequence[Event]) -> bool:
     """Whether several ranks were found gone without a word at the same moment: no telling who was first."""
     span_ns = _when(ended[-1]) - _when(ended[0])
-    return len(ended) > 1 and span_ns < SAME_LOOK_NS and not any(e.get("closed") for e in ended)
+    return len(ended) > 1 and span_ns < SAME_MOMENT_NS and not any(e.get("closed") for e in ended)
 
 
 def ended_well(ranks: Ranks, noticed: Sequence[Event]) -> bool:

@@ -71,8 +71,7 @@ class Session:
         self.candidate: Any = None
         self.last_input: Any = None
         self.input_inferred = False
-        self.rss_fd = -1
-        self.memory_at = 0
+        self.rss_fd, self.memory_at = -1, 0
         self.first_row = b""
         self.sized = False  # how many parameters are trained is on record
         self.user_phases = UserPhases()
@@ -268,6 +267,8 @@ class Session:
         """An exception left a phase: if the next batch comes, this step never completed."""
         self.aborted = self.stepping
         self.failed_in = slot
+        if self.writer is not None:
+            fmt.FAILURE.pack_into(self.writer.live, fmt.LIVE_FAILED, self.step + 1, slot)
         self.look_closer()
 
     def drop_step(self) -> None:

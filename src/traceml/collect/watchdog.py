@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from traceml.collect.departures import Departures
 from traceml.collect.out_of_memory import oom_kills, oom_kills_since
 from traceml.collect.tail import Tail
 from traceml.recording.format import STATE_RUNNING
@@ -34,6 +35,7 @@ class RankState:
     usual_ns: float
     alive: bool
     closed: bool  # the interpreter got to its end
+    failed_in: int | None  # the phase that an exception has left since the last step
 
 
 class Watchdog:
@@ -45,14 +47,17 @@ class Watchdog:
         self._ended: set[int] = set()
         self._oom_kills = oom_kills()
         self._stalled = False
+        self._departures = Departures()
 
     def look(self) -> str | None:
         """One look; returns a line for the user when something new is wrong."""
         states = [self._state(reader) for reader in self._tail.local_ranks()]
         for state in states:
-            if not state.alive and state.pid not in self._ended:
+            if state.alive:
+                self._departures.watch(state.pid)
+            elif state.pid not in self._ended:
                 self._ended.add(state.pid)
-                self._note("rank_ended", state, oom_kills=oom_kills_since(self._oom_kills))
+                self._note_end(state)
         return self._check_stall([s for s in states if s.alive])
 
     def _check_stall(self, states: list[RankState]) -> str | None:
@@ -76,7 +81,15 @@ class Watchdog:
             f"no step completed for {silent_ns / 1e9:.0f} s (usual: {usual_ns / 1e9:.3g} s): {places}{more}"
         )
 
-    def _note(self, kind: str, state: RankState, **more: int | None) -> None:
+    def _note_end(self, state: RankState) -> None:
+        more: dict[str, Any] = {"oom_kills": oom_kills_since(self._oom_kills)}
+        if state.pid in self._departures.ended:
+            more["time_ns"], more["wall_ns"] = self._departures.ended[state.pid]
+        if state.failed_in is not None:
+            more["failed_in"] = phase_name(state.failed_in)
+        self._note("rank_ended", state, **more)
+
+    def _note(self, kind: str, state: RankState, **more: Any) -> None:
         event = {
             "kind": kind,
             "rank": state.rank,
@@ -98,6 +111,7 @@ class Watchdog:
         recent = rows[-RECENT_STEPS:]
         who: dict[str, Any] = reader.header.get("identity", {})
         pid = int(who.get("pid", 0))
+        alive = is_running(pid) and writer_state == STATE_RUNNING
         return RankState(
             rank=int(who.get("rank", 0)),
             pid=pid,
@@ -105,8 +119,9 @@ class Watchdog:
             phase=phase,
             ended_ns=int(rows["end_ns"][-1]) if len(rows) else 0,
             usual_ns=float(np.median(recent["end_ns"] - recent["begin_ns"])) if len(rows) else 0.0,
-            alive=is_running(pid) and writer_state == STATE_RUNNING,
+            alive=alive,
             closed=writer_state != STATE_RUNNING,
+            failed_in=None if alive else reader.failed_in(),
         )
 
 

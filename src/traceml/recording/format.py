@@ -23,8 +23,10 @@ SEQUENCE: Final = struct.Struct("<q")
 
 LIVE_PHASE: Final = LIVE_OFFSET
 LIVE_STATE: Final = LIVE_OFFSET + 1
+LIVE_FAILED: Final = LIVE_OFFSET + 8  # a FAILURE: where an exception last left a phase
 LIVE_NAMES: Final = LIVE_OFFSET + 64
 NAME_BYTES: Final = 64
+FAILURE: Final = struct.Struct("<qq")  # the step (from 1), the phase's slot
 
 STATE_RUNNING: Final = 0
 STATE_CLOSED: Final = 1

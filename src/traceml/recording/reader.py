@@ -64,6 +64,16 @@ class RecordingReader:
             data = file.read(2)
         return (data[0], data[1]) if len(data) == 2 else (0, 0)
 
+    def failed_in(self) -> int | None:
+        """The phase that an exception left in the step after the last row: its slot."""
+        with self.path.open("rb") as file:
+            file.seek(fmt.LIVE_FAILED)
+            data = file.read(fmt.FAILURE.size)
+        step, slot = fmt.FAILURE.unpack(data) if len(data) == fmt.FAILURE.size else (0, 0)
+        rows = self.rows()
+        done = int(rows["step"][-1]) if len(rows) else 0
+        return int(slot) if step == done + 1 else None
+
     def user_names(self, slots: int) -> list[str | None]:
         """Names of the user columns, None where unused."""
         with self.path.open("rb") as file:

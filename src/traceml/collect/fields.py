@@ -8,11 +8,12 @@ note.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
 
 from traceml.errors import CommandError
 
+T = TypeVar("T")
 LARGEST: Final = 1e18
 """No time, size or count of a training run is larger; what is would only overflow later."""
 LONGEST_TEXT: Final = 2000
@@ -126,24 +127,20 @@ class Fields:
 
     def numbers(self, key: str) -> list[float | None]:
         """A list of numbers, some perhaps not measured."""
-        as_object = Fields(
-            {str(i): value for i, value in enumerate(self.items(key))}, self.trouble, self._at(key)
-        )
-        return [as_object.number(k) for k in as_object.data]
+        return self._each_of(key, Fields.number)
 
     def indices(self, key: str) -> list[int]:
         """A list of ranks or nodes."""
-        as_object = Fields(
-            {str(i): value for i, value in enumerate(self.items(key))}, self.trouble, self._at(key)
-        )
-        return [v for v in (as_object.whole(k) for k in as_object.data) if v is not None]
+        return [v for v in self._each_of(key, Fields.whole) if v is not None]
 
     def texts(self, key: str) -> list[str]:
         """A list of strings."""
-        as_object = Fields(
-            {str(i): value for i, value in enumerate(self.items(key))}, self.trouble, self._at(key)
-        )
-        return [v for v in (as_object.text(k) for k in as_object.data) if v is not None]
+        return [v for v in self._each_of(key, Fields.text) if v is not None]
+
+    def _each_of(self, key: str, read: Callable[[Fields, str], T]) -> list[T]:
+        values = {str(i): value for i, value in enumerate(self.items(key))}
+        as_object = Fields(values, self.trouble, self._at(key))
+        return [read(as_object, index) for index in values]
 
     def each(self) -> Iterator[tuple[str, Fields]]:
         """The objects in this object."""

@@ -1,11 +1,17 @@
-"""final_summary.json of this package, any version of it, as a Summary: what is missing stays
-missing.
+"""final_summary.json of this package, any version of it, as a Summary: what is missing stays missing.
+
+The dataclasses of the schema say what is expected where; TYPED says it for the free-form parts of which
+readers need certain keys.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+import typing
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import cache
+from typing import Any, Final, TypeVar
 
 from traceml.collect.fields import Fields, clean
 from traceml.schema import catalog, fmt
@@ -35,6 +41,38 @@ STATUSES: Final = {
     "RESIDUAL-HEAVY": ("WAIT_HEAVY", "WAIT-HEAVY"),
     "MEMORY CREEP (EARLY)": ("CREEP_EARLY", "MEMORY RISING"),
 }
+SIGNED: Final = frozenset({"skew", "score", "accounting", "totals"})
+"""Numbers that may be negative; all others are times, sizes or counts."""
+
+T = TypeVar("T")
+Read = Callable[[Fields, str], Any]
+WHOLE, AMOUNT, TEXT = Fields.whole, Fields.amount, Fields.text
+TYPED: Final[dict[str, dict[str, Read]]] = {
+    "ranks": dict.fromkeys(("seen", "used", "lost"), Fields.indices),
+    "steps": {**dict.fromkeys(("total", "analyzed", "warmup"), WHOLE), "first_step_ms": AMOUNT},
+    "window": {
+        **dict.fromkeys(("start_step", "end_step", "num_steps", "warmup_steps"), WHOLE),
+        **dict.fromkeys(("samples", "loader_workers"), WHOLE),
+        **dict.fromkeys(("clock", "memory"), TEXT),
+        **dict.fromkeys(("capacity_bytes", "first_step_ms"), AMOUNT),
+        "head_tail_delta_bytes": Fields.number,
+    },
+    "identity": {"node_rank": WHOLE},
+    "blocks": {
+        "steps_per_block": lambda blocks, key: blocks.whole(key) or 0,
+        "start_steps": Fields.indices,
+        "metrics": lambda blocks, key: _values(blocks.inner(key), Fields.numbers),
+    },
+    "environment": {
+        **dict.fromkeys(("host", "os", "python", "torch", "device", "device_name", "git_commit"), TEXT),
+        **dict.fromkeys(("batch_size", "micro_batches", "world_size", "cpu_count", "torch_threads"), WHOLE),
+        "git_dirty": Fields.flag,
+        "packages": lambda given, key: {k: str(v) for k, v in plain(given.inner(key).data).items()},
+    },
+    "overhead": {"us_per_step": AMOUNT, "share": AMOUNT},
+}
+ALWAYS: Final = frozenset({"ranks", "steps", "blocks", "overhead"})
+"""Parts whose keys are there for every reader, empty or None where the file has nothing."""
 
 
 def is_ours(data: dict[str, Any]) -> bool:
@@ -48,193 +86,107 @@ def version(data: dict[str, Any]) -> int:
     return int(number[1]) if number else VERSION + 1
 
 
-def convert(fields: Fields) -> Summary:
+def convert(given: Fields) -> Summary:
     """The whole file."""
-    final = fields.flag("final")
-    return Summary(
-        run=_run(fields.inner("run")),
-        primary_diagnosis=_primary(fields.inner("primary_diagnosis")),
-        step_time=section(fields.inner("step_time")),
-        step_memory=section(fields.inner("step_memory")),
-        system=section(fields.inner("system")),
-        process=section(fields.inner("process")),
-        schema=fields.text("schema") or SCHEMA,
-        final=final is not False,
-        series=plain(fields.inner("series").data),
-        blocks=_blocks(fields.inner("blocks")),
-        events=[plain(e.data) for e in fields.objects("events")],
-        environment=_environment(fields.inner("environment")),
-        overhead=_overhead(fields.inner("overhead")),
-        catalog=_catalog(fields.objects("catalog")),
-    )
+    summary = filled(Summary, given)
+    run = replace(summary.run, status=summary.run.status or "unknown")
+    return replace(summary, run=run, schema=summary.schema or SCHEMA)
 
 
-def _run(run: Fields) -> Run:
-    ranks, steps = run.inner("ranks"), run.inner("steps")
-    accounting, totals = run.inner("accounting"), run.inner("totals")
-    return Run(
-        name=run.text("name") or "",
-        status=run.text("status") or "unknown",
-        exit_code=run.whole("exit_code"),
-        reason=run.text("reason"),
-        started_at=run.text("started_at"),
-        ended_at=run.text("ended_at"),
-        duration_s=run.amount("duration_s"),
-        command=run.texts("command"),
-        nodes=run.whole("nodes") or 1,
-        world_size=run.whole("world_size") or 1,
-        ranks={**plain(ranks.data), **{k: ranks.indices(k) for k in ("seen", "used", "lost")}},
-        steps={
-            **plain(steps.data),
-            "total": steps.whole("total"),
-            "analyzed": steps.whole("analyzed"),
-            "warmup": steps.whole("warmup"),
-            "first_step_ms": steps.amount("first_step_ms"),
+def filled(shape: Callable[..., T], given: Fields) -> T:
+    """A dataclass of the schema from the object that should hold its fields."""
+    return shape(**{key: read(given, key) for key, read in _readers(shape)})
+
+
+@cache
+def _readers(shape: Any) -> tuple[tuple[str, Read], ...]:
+    hints = typing.get_type_hints(shape)
+    return tuple((f.name, _reader(f.name, hints[f.name], f.default)) for f in fields(shape))
+
+
+def _reader(key: str, hint: Any, default: Any) -> Read:
+    """How a value of this type is read."""
+    number = Fields.number if key in SIGNED else Fields.amount
+    simple: dict[Any, Read] = {
+        str: lambda given, key: given.text(key) or "",
+        int: lambda given, key: given.whole(key) or default,
+        float: lambda given, key: number(given, key) or default,
+        bool: lambda given, key: default if given.flag(key) is None else given.flag(key),
+        str | None: Fields.text,
+        int | None: Fields.whole,
+        float | None: number,
+        list[int]: Fields.indices,
+        list[str]: Fields.texts,
+        list[Finding]: lambda given, key: [finding(one) for one in given.objects(key)],
+        list[dict[str, Any]]: lambda given, key: [plain(one.data) for one in given.objects(key)],
+        list[dict[str, str]]: lambda given, key: _catalog(given.objects(key)),
+        dict[str, Any]: _free,
+        dict[str, float | None]: lambda given, key: _values(given.inner(key), number),
+        dict[str, Member]: lambda given, key: {
+            index: filled(Member, one) for index, one in given.inner(key).each() if is_index(index)
         },
-        mode=run.text("mode") or "",
-        accounting={k: accounting.number(k) for k in accounting.data},
-        totals={k: totals.number(k) for k in totals.data},
-        notes=run.texts("notes"),
-    )
+        dict[str, MetricStat]: lambda given, key: {
+            name: filled(MetricStat, one) for name, one in given.inner(key).each()
+        },
+        Run: lambda given, key: filled(Run, given.inner(key)),
+        RankValue: lambda given, key: filled(RankValue, given.inner(key)),
+        Finding: lambda given, key: finding(given.inner(key)),
+        Section: lambda given, key: section(given.inner(key)),
+        Primary: lambda given, key: primary(given.inner(key)),
+    }
+    return simple[hint]
 
 
-def finding(fields: Fields) -> Finding:
+def _free(given: Fields, key: str) -> dict[str, Any]:
+    """A free-form part: as it is, but for the keys that readers rely on."""
+    part, typed = given.inner(key), TYPED.get(key, {})
+    known = {name: read(part, name) for name, read in typed.items() if name in part.data or key in ALWAYS}
+    return {**plain(part.data), **known}
+
+
+def _values(given: Fields, read: Read) -> dict[str, Any]:
+    return {clean(key)[:100]: read(given, key) for key in given.data}
+
+
+def finding(given: Fields) -> Finding:
     """A finding, under our names."""
-    kind, status = named(fields.text("kind"), fields.text("status"))
-    return Finding(
-        kind=kind,
-        status=status,
-        severity=fields.text("severity") or INFO,
-        summary=fields.text("summary") or fields.text("reason") or "",
-        action=fields.text("action") or "",
-        score=fields.number("score") or 0.0,
-        phase=fields.text("phase"),
-        ranks=fields.indices("ranks"),
-        evidence=plain(fields.inner("evidence").data),
-    )
+    found = filled(Finding, given)
+    kind, status = named(found.kind, found.status)
+    summary = found.summary or given.text("reason") or ""
+    return replace(found, kind=kind, status=status, severity=found.severity or INFO, summary=summary)
 
 
-def named(kind: str | None, status: str | None) -> tuple[str, str]:
+def primary(given: Fields) -> Primary:
+    """The run's own diagnosis: a finding, where it comes from, and what mending it would bring."""
+    if not given.data:
+        return Primary(summary="The summary names no diagnosis.")
+    first, found = finding(given), filled(Primary, given)
+    said = {name: getattr(first, name) for name in ("kind", "status", "severity", "summary")}
+    return replace(found, **said, section=found.section or "step_time")
+
+
+def named(kind: str, status: str) -> tuple[str, str]:
     """Our kind and label for what another version may call differently."""
     if status in STATUSES:
         return STATUSES[status]
     if kind in KINDS:
         return KINDS[kind]
-    if kind is None and status is None:
+    if not kind and not status:
         return NO_DATA.kind, NO_DATA.status
-    return kind or str(status).replace(" ", "_").replace("-", "_"), status or str(kind).replace("_", " ")
+    return kind or status.replace(" ", "_").replace("-", "_"), status or kind.replace("_", " ")
 
 
-def _primary(fields: Fields) -> Primary:
-    if not fields.data:
-        return Primary(summary="The summary names no diagnosis.")
-    first = finding(fields)
-    return Primary(
-        kind=first.kind,
-        status=first.status,
-        severity=first.severity,
-        section=fields.text("section") or "step_time",
-        summary=first.summary,
-        action=first.action,
-        score=first.score,
-        phase=first.phase,
-        ranks=first.ranks,
-        potential_speedup=fields.amount("potential_speedup"),
-        potential_how=fields.text("potential_how"),
-        evidence=first.evidence,
-    )
-
-
-def section(fields: Fields) -> Section:
+def section(given: Fields) -> Section:
     """One of the four sections; a missing one says NO DATA."""
-    issues = [finding(f) for f in fields.objects("issues")]
-    first = finding(fields.inner("diagnosis")) if "diagnosis" in fields else None
-    if first is None:
-        first = issues[0] if issues else NO_DATA
-    return Section(
-        diagnosis=first,
-        issues=issues or [first],
-        window=_window(fields.inner("window")),
-        metrics={key: _stat(f) for key, f in fields.inner("metrics").each()},
-        ranks={key: _member(f) for key, f in fields.inner("ranks").each() if is_index(key)},
-        nodes={key: _member(f) for key, f in fields.inner("nodes").each() if is_index(key)},
-    )
+    found = filled(Section, given)
+    if "diagnosis" not in given:
+        found = replace(found, diagnosis=found.issues[0] if found.issues else NO_DATA)
+    return replace(found, issues=found.issues or [found.diagnosis])
 
 
 def is_index(key: str) -> bool:
     """Whether a member's key is a rank or a node."""
     return key.isascii() and key.isdigit() and len(key) < 10
-
-
-def _window(fields: Fields) -> dict[str, Any]:
-    window = plain(fields.data)
-    for key in ("start_step", "end_step", "num_steps", "warmup_steps", "samples", "loader_workers"):
-        if key in fields.data:
-            window[key] = fields.whole(key)
-    for key in ("clock", "memory"):
-        if key in fields.data:
-            window[key] = fields.text(key)
-    for key in ("capacity_bytes", "first_step_ms"):
-        if key in fields.data:
-            window[key] = fields.amount(key)
-    if "head_tail_delta_bytes" in fields.data:
-        window["head_tail_delta_bytes"] = fields.number("head_tail_delta_bytes")
-    return window
-
-
-def _stat(fields: Fields) -> MetricStat:
-    return MetricStat(
-        average=fields.amount("average"),
-        median=_rank_value(fields.inner("median")),
-        worst=_rank_value(fields.inner("worst")),
-        p5=fields.amount("p5"),
-        p95=fields.amount("p95"),
-        skew=fields.number("skew"),
-        share=fields.amount("share"),
-    )
-
-
-def _rank_value(fields: Fields) -> RankValue:
-    return RankValue(fields.amount("value"), fields.whole("rank"))
-
-
-def _member(fields: Fields) -> Member:
-    metrics = fields.inner("metrics")
-    identity = fields.inner("identity")
-    known = plain(identity.data)
-    if "node_rank" in identity.data:
-        known["node_rank"] = identity.whole("node_rank")
-    return Member(identity=known, metrics={clean(k)[:100]: metrics.amount(k) for k in metrics.data})
-
-
-def _blocks(fields: Fields) -> dict[str, Any]:
-    metrics = fields.inner("metrics")
-    return {
-        "steps_per_block": fields.whole("steps_per_block") or 0,
-        "start_steps": fields.indices("start_steps"),
-        "metrics": {clean(k)[:100]: metrics.numbers(k) for k in metrics.data},
-    }
-
-
-def _environment(fields: Fields) -> dict[str, Any]:
-    known = plain(fields.data)
-    for key in ("host", "os", "python", "torch", "device", "device_name", "git_commit"):
-        if key in fields.data:
-            known[key] = fields.text(key)
-    for key in ("batch_size", "micro_batches", "world_size", "cpu_count", "torch_threads"):
-        if key in fields.data:
-            known[key] = fields.whole(key)
-    if "git_dirty" in fields.data:
-        known["git_dirty"] = fields.flag("git_dirty")
-    known["packages"] = {k: str(v) for k, v in plain(fields.inner("packages").data).items()}
-    return known
-
-
-def _overhead(fields: Fields) -> dict[str, Any]:
-    known = plain(fields.data)
-    known["us_per_step"] = fields.amount("us_per_step")
-    known["share"] = fields.amount("share")
-    return known
 
 
 def our_catalog() -> list[dict[str, str]]:

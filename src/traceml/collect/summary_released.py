@@ -9,11 +9,11 @@ which of the two a file means is told by what its phases add up to.
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from traceml.collect.fields import Fields
-from traceml.collect.summary_ours import NO_DATA, finding, is_index, our_catalog
+from traceml.collect.summary_ours import is_index, our_catalog, primary, section
 from traceml.schema.summary import Member, MetricStat, Primary, RankValue, Run, Section, Summary
 
 NEWEST_KNOWN: Final = 1.9
@@ -109,35 +109,18 @@ def convert(fields: Fields, number: float) -> Summary:
 def _primary(fields: Fields, step_time: Section) -> Primary:
     """Files without a primary diagnosis have the step time's as the nearest thing."""
     given = fields.inner("primary_diagnosis")
-    first = finding(given) if given.data else step_time.diagnosis
-    return Primary(
-        kind=first.kind,
-        status=first.status,
-        severity=first.severity,
-        section=given.text("section") or "step_time",
-        summary=first.summary,
-        action=first.action,
-        score=first.score,
-        phase=first.phase,
-        ranks=first.ranks,
-        evidence=first.evidence,
-    )
+    return primary(given) if given.data else Primary(**asdict(step_time.diagnosis))
 
 
 def _section(fields: Fields, name: str) -> Section:
-    issues = [finding(f) for f in fields.objects("issues")]
-    first = finding(fields.inner("diagnosis")) if "diagnosis" in fields else None
-    if first is None:
-        first = issues[0] if issues else NO_DATA
     overall, rows = fields.inner("global"), fields.inner("groups").inner("rows")
     members = {key: _member(f, name) for key, f in rows.each() if is_index(key)}
     metrics = {key: _stat(overall, names) for key, names in RENAMED[name]}
     if name == "step_time":
         metrics = _whole_step(metrics, members)
     by_node = fields.inner("groups").text("by") == "node_rank"
-    return Section(
-        diagnosis=first,
-        issues=issues or [first],
+    return replace(
+        section(fields),
         window=_window(overall.inner("window"), name, metrics),
         metrics=metrics,
         ranks={} if by_node else members,
@@ -166,11 +149,7 @@ def _present(fields: Fields, names: tuple[str, ...]) -> str:
 
 
 def _stat(overall: Fields, names: tuple[str, ...]) -> MetricStat:
-    average, median, worst = (
-        overall.inner("average"),
-        overall.inner("median"),
-        overall.inner("worst"),
-    )
+    average, median, worst = (overall.inner(key) for key in ("average", "median", "worst"))
     typical = _rank_value(median.inner(_present(median, names)))
     slowest = _rank_value(worst.inner(_present(worst, names)))
     skew = slowest.value / typical.value - 1 if slowest.value is not None and typical.value else None

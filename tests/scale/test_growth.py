@@ -141,7 +141,7 @@ def test_very_many_events_are_bounded_and_errors_stay(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     lines = ['{"kind": "error", "message": "x"}', '{"kind": "gc", "duration_ns": 1000000}']
     path.write_text("\n".join(lines + ['{"kind": "gc", "duration_ns": 1}'] * 5 * MOST_EVENTS) + "\n")
-    tail = EventsTail(path)
+    tail = EventsTail(str(path))
     found = tail.read()
     assert len(found) <= MOST_EVENTS
     assert [e["kind"] for e in found[:2]] == ["error", "gc"]

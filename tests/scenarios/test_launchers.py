@@ -119,6 +119,7 @@ for _ in range(40):
     optimizer.zero_grad()
     model(torch.randn(8, 64)).sum().backward()
     optimizer.step()
+dist.barrier()  # without it FSDP2 on gloo aborts at its exit now and then, also without TraceML
 dist.destroy_process_group()
 """
 

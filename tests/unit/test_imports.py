@@ -60,7 +60,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "__init__": ("traceml.capture.api",),
     "__main__": ("traceml.cli.main",),
     "decorators": ("traceml.capture.api",),
-    "recording": (*NOUNS, "traceml.recording", "numpy"),
+    "recording": (*NOUNS, "traceml.recording", "numpy", "msgspec"),
     "inject": ("traceml.capture.install", "sitecustomize"),
     "capture": (
         *NOUNS,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from traceml.collect.rows_tail import READ_FLAGS, bytes_at
 
@@ -17,8 +18,8 @@ Event = dict[str, Any]
 class EventsTail:
     """The events of a rank or of the monitor. Of very many, the newest, the longest and errors are kept."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = str(path)
+    def __init__(self, path: str) -> None:
+        self._path = path
         self._offset = 0
         self._size = -1
         self._events: list[Event] = []
@@ -50,10 +51,10 @@ class EventsTail:
 def parse_events(data: bytes) -> list[Event]:
     """One event a line; what is torn or foreign is left out."""
     events = []
-    for line in data.decode(errors="replace").splitlines():
+    for line in data.splitlines():
         try:
-            event = json.loads(line)
-        except ValueError:
+            event = msgspec.json.decode(line)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             continue
         if isinstance(event, dict) and isinstance(event.get("kind"), str):
             events.append(event)
@@ -79,4 +80,4 @@ def _duration(event: Event) -> int:
 
 def read_events(path: Path) -> list[Event]:
     """The events of one file, once."""
-    return EventsTail(path).read()
+    return EventsTail(str(path)).read()

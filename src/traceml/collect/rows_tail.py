@@ -23,6 +23,7 @@ PIECE_ROWS: Final = 16_384
 SPARE_ROWS: Final = 32
 FEW_ROWS: Final = 64
 SEQUENCE_BYTES: Final = 8
+NEARLY: Final = 2  # ranks that are in step have as many rows as each other, give or take this
 LIVE_BYTES: Final = 1024
 READ_FLAGS: Final = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 _COUNT: Final = np.arange(PIECE_ROWS)
@@ -33,26 +34,30 @@ HOLE_BYTES: Final = CHUNK_BYTES
 class RowsTail:
     """The rows of one file. `start` is where what is known of earlier rows ends."""
 
-    def __init__(self, path: Path, fold: Fold | None) -> None:
-        self.path = path
-        self._name = str(path)
+    def __init__(self, name: str, fold: Fold | None) -> None:
+        self._name = name  # a string: paths of thousands of files show in the time of a look
         fd = os.open(self._name, READ_FLAGS)
         try:
             head = bytes_at(fd, fmt.HEADER_SIZE, 0)
         finally:
             os.close(fd)
-        self.header, row_size = parse_header(path, head)
+        self.header, row_size = parse_header(name, head)
         self.earlier: np.void | None = None
         self.live = b""
         self._fold = fold
         self._start = 0  # index in the file of the first row held
         self._end = 0  # index in the file of the first row not yet read
-        self._held = np.empty(0, dtype=row_dtype(path, self.header, row_size))
+        self._held = np.empty(0, dtype=row_dtype(name, self.header, row_size))
         self._first = 0  # index in `_held` of the first row that is still held
         self._guess = SPARE_ROWS
         self._capacity = 0
         # Not all files at once: folding thousands of them in one tick would show.
         self._stagger = zlib.crc32(self._name.encode()) % SPARE_ROWS
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return Path(self._name)
 
     @property
     def rows(self) -> NDArray[np.void]:
@@ -70,9 +75,10 @@ class RowsTail:
         self._start = self._end = int(earlier["end_row"])
         self._held, self._first = np.empty(0, dtype=self._held.dtype), 0
 
-    def pull(self, most_rows: int) -> bool:
+    def pull(self, most_rows: int, likely: int = 0) -> bool:
         """Read what was published since the last call; hold `most_rows` of the newest, or a few more.
 
+        `likely` is how many rows a file that is new to us may have, because others have as many.
         False when the file has a hole where its next row should be: the rows there were rolled up.
         """
         size = self._held.dtype.itemsize
@@ -83,7 +89,7 @@ class RowsTail:
             self.live = bytes_at(fd, LIVE_BYTES, fmt.LIVE_OFFSET)
             end = (os.fstat(fd).st_size - fmt.HEADER_SIZE) // size
             if self._start == self._end:
-                self._first_look(fd, end, most_rows, most)
+                self._first_look(fd, self._count(fd, end, likely), most_rows, most)
             else:
                 self._look(fd, end, most_rows, most)
             self._shrink()
@@ -91,15 +97,26 @@ class RowsTail:
         finally:
             os.close(fd)
 
-    def _first_look(self, fd: int, end: int, most_rows: int, most: int) -> None:
-        """A file that is new to us: what is published now is counted first, and read once."""
-        published = self._count(fd, end)
+    def _first_look(self, fd: int, published: int, most_rows: int, most: int) -> None:
+        """A file that is new to us: what is published now was counted first, and is read once."""
+        if published - self._end <= min(most, PIECE_ROWS):
+            self._take(fd, published - self._end)
+            return
         while self._end < published:
             want = min(PIECE_ROWS, published - self._end)
             if self._read(fd, want, are_whole=True) < want:
                 return
             if self._end - self._start > most:
                 self.drop(self._end - self._start - most_rows)
+
+    def _take(self, fd: int, count: int) -> None:
+        """Hold these rows as they come out of the file: nothing is held yet; later rows get new room."""
+        size = self._held.dtype.itemsize
+        data = bytes_at(fd, count * size, fmt.HEADER_SIZE + self._end * size)
+        rows = np.frombuffer(data, self._held.dtype, len(data) // size)
+        whole = _published(rows["sequence"], self._end + 1)
+        self._held, self._first = rows[:whole], 0
+        self._end += whole
 
     def _look(self, fd: int, end: int, most_rows: int, most: int) -> None:
         """What is new; usually as little as the last time."""
@@ -113,21 +130,26 @@ class RowsTail:
             want = min(PIECE_ROWS, end - self._end)
         self._guess = min(PIECE_ROWS, max(SPARE_ROWS, 2 * got))
 
-    def _count(self, fd: int, end: int) -> int:
+    def _count(self, fd: int, end: int, likely: int) -> int:
         """The index after the last published row: published rows are a prefix, so that halving finds it.
 
         (Unless old ones have just been rolled up; then the rows that are read are not as expected.)
         """
-        size = self._held.dtype.itemsize
         low, high = self._end, end
+        tries = [likely - NEARLY, likely + NEARLY]
         while low < high:
-            middle = (low + high) // 2
-            place = fmt.HEADER_SIZE + (middle + 1) * size - SEQUENCE_BYTES
-            if int.from_bytes(bytes_at(fd, SEQUENCE_BYTES, place), "little") == middle + 1:
-                low = middle + 1
+            at = tries.pop() if tries else (low + high) // 2
+            if not low <= at < high:
+                continue
+            if self._is_published(fd, at):
+                low = at + 1
             else:
-                high = middle
+                high = at
         return low
+
+    def _is_published(self, fd: int, index: int) -> bool:
+        place = fmt.HEADER_SIZE + (index + 1) * self._held.dtype.itemsize - SEQUENCE_BYTES
+        return int.from_bytes(bytes_at(fd, SEQUENCE_BYTES, place), "little") == index + 1
 
     def head(self, most_rows: int) -> NDArray[np.void]:
         """The first rows of the file, which are never rolled up: what warm-up is told from."""

@@ -52,6 +52,7 @@ class Tail:
         self._ranks: dict[str, _RankTail] = {}
         self._gauges: dict[str, RowsTail] = {}
         self._events: dict[str, EventsTail] = {}
+        self._likely = 0  # rows of the rank that was read last
 
     def pids(self) -> dict[int, int]:
         """Process id to rank, of every process that trains."""
@@ -89,7 +90,7 @@ class Tail:
                 event
                 for name in sorted(there)
                 if name.startswith("monitor") and name.endswith(".events.jsonl")
-                for event in self._events.setdefault(name, EventsTail(self.folder / name)).read()
+                for event in self._events.setdefault(name, EventsTail(str(self.folder / name))).read()
             ],
         )
 
@@ -97,8 +98,10 @@ class Tail:
         try:
             tail = self._ranks.get(name)
             if tail is None:
-                tail = self._ranks[name] = _RankTail(self.folder / name)
-            return tail.read(there, most_rows)
+                tail = self._ranks[name] = _RankTail(str(self.folder), name)
+            recording = tail.read(there, most_rows, self._likely)
+            self._likely = tail.newest
+            return recording
         except (UnreadableRecording, OSError) as problem:
             self._note(problem)
             return None
@@ -111,7 +114,7 @@ class Tail:
             try:
                 if name in there:
                     if name not in self._gauges:
-                        self._gauges[name] = _rows_tail(self.folder / name, columns, None)
+                        self._gauges[name] = _rows_tail(str(self.folder / name), columns, None)
                     self._gauges[name].pull(most_rows)
                     rows = self._gauges[name].rows
             except (UnreadableRecording, OSError) as problem:
@@ -145,24 +148,27 @@ def live_tail(run_dir: Path) -> Tail:
 class _RankTail:
     """The files of one training process."""
 
-    def __init__(self, path: Path) -> None:
-        name = path.name
+    def __init__(self, folder: str, name: str) -> None:
         stem = name.removesuffix(".steps")
-        self._steps = _rows_tail(path, c.STEP_COLUMNS, STEPS, of_rank=True)
+        self._steps = _rows_tail(os.path.join(folder, name), c.STEP_COLUMNS, STEPS, of_rank=True)
         self._device: RowsTail | None = None
         self._device_name = f"{stem}.device"
         self._rollup, self._device_rollup = rollup_name(name), rollup_name(self._device_name)
-        self._events = EventsTail(path.parent / f"{stem}.events.jsonl")
+        self._events = EventsTail(os.path.join(folder, f"{stem}.events.jsonl"))
         self._repeats = False  # whether a step ever has two rows
         self._checked = 0
         self._head: NDArray[np.void] | None = None
-        self._names_bytes = b""
+        self._names_bytes = bytes(c.USER_SLOTS * fmt.NAME_BYTES)
         self._names: list[str | None] = [None] * c.USER_SLOTS
         self._node = int(found.group(1)) if (found := NODE.search(name)) is not None else 0
 
-    def read(self, there: set[str], most_rows: int) -> RankRecording:
+    @property
+    def newest(self) -> int:
+        return self._steps.newest
+
+    def read(self, there: set[str], most_rows: int, likely: int) -> RankRecording:
         steps = self._steps
-        _pull(steps, most_rows, self._rollup in there)
+        _pull(steps, most_rows, self._rollup in there, likely)
         live = steps.live
         return RankRecording(
             header=steps.header,
@@ -197,9 +203,9 @@ class _RankTail:
             return None
         if self._device is None:
             path = self._steps.path.with_name(self._device_name)
-            self._device = _rows_tail(path, c.DEVICE_COLUMNS, None)
+            self._device = _rows_tail(str(path), c.DEVICE_COLUMNS, None)
         # A step has one row at most, so that as many rows as there are steps reach back as far.
-        _pull(self._device, len(self._steps.rows), self._device_rollup in there)
+        _pull(self._device, len(self._steps.rows), self._device_rollup in there, self.newest)
         return self._device.rows
 
     def _user_names(self, live: bytes) -> list[str | None]:
@@ -209,11 +215,11 @@ class _RankTail:
         return self._names
 
 
-def _pull(tail: RowsTail, most_rows: int, has_rollup: bool) -> None:
+def _pull(tail: RowsTail, most_rows: int, has_rollup: bool, likely: int) -> None:
     """Everything new, also when rows that we had not read yet are rolled up, before or meanwhile."""
     if has_rollup and not tail.newest:
         _skip(tail)
-    while not tail.pull(most_rows) and _skip(tail):
+    while not tail.pull(most_rows, likely) and _skip(tail):
         pass
 
 
@@ -230,13 +236,13 @@ def _rank_names(names: list[str]) -> list[str]:
     return sorted(n for n in names if n.startswith("rank-") and n.endswith(".steps"))
 
 
-def _rows_tail(path: Path, columns: Columns, fold: Fold | None, of_rank: bool = False) -> RowsTail:
+def _rows_tail(path: str, columns: Columns, fold: Fold | None, of_rank: bool = False) -> RowsTail:
     tail = RowsTail(path, fold)
     _check(path, tail.header, columns, of_rank)
     return tail
 
 
-def _check(path: Path, header: dict[str, Any], columns: Columns, of_rank: bool) -> None:
+def _check(path: str | Path, header: dict[str, Any], columns: Columns, of_rank: bool) -> None:
     """Refuse what is a recording but not of this kind: its rows would be taken for something else."""
     there = header["columns"]
     if there != columns and not {name for name, _ in there}.issuperset(name for name, _ in columns):

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -87,7 +88,7 @@ def names_of(data: bytes, slots: int) -> list[str | None]:
     return [c.split(b"\0")[0].decode(errors="replace") or None for c in cut]
 
 
-def parse_header(path: Path, head: bytes) -> tuple[dict[str, Any], int]:
+def parse_header(path: str | Path, head: bytes) -> tuple[dict[str, Any], int]:
     """(what the header says, bytes a row) from the first `HEADER_SIZE` bytes; `path` is for errors only."""
     if len(head) < fmt.HEADER_SIZE:
         raise UnreadableRecording(f"{path}: too short to be a recording")
@@ -115,8 +116,8 @@ def _load(text: bytes) -> Any:
     before, mark, columns = text.rpartition(_COLUMNS_MARK)
     if mark and columns.endswith(b"}"):
         try:
-            return {**json.loads(before + b"}"), "columns": _load_columns(columns[:-1])}
-        except (ValueError, TypeError):
+            return {**msgspec.json.decode(before + b"}"), "columns": _load_columns(columns[:-1])}
+        except (msgspec.MsgspecError, ValueError, TypeError):
             pass  # not as our writer makes it
     return json.loads(text)
 
@@ -126,7 +127,7 @@ def _load_columns(text: bytes) -> tuple[tuple[Any, ...], ...]:
     return tuple([tuple(pair) for pair in json.loads(text)])
 
 
-def row_dtype(path: Path, header: dict[str, Any], row_size: int) -> np.dtype[np.void]:
+def row_dtype(path: str | Path, header: dict[str, Any], row_size: int) -> np.dtype[np.void]:
     """How a row of this recording lies in memory; `path` is for the error only."""
     try:
         columns = header["columns"]

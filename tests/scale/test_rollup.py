@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from traceml.collect.tail import Tail
 from traceml.recording import format as fmt
 from traceml.recording.fold import STEPS
 from traceml.recording.reader import RecordingReader
+from traceml.recording.writer import CHUNK_BYTES, RecordingWriter
 from traceml.schema import catalog as c
 from traceml.schema.facts import RunFacts
 from traceml.schema.recorded import RunRecording
@@ -103,6 +105,30 @@ def test_totals_are_the_same_rolled_up_or_not(tmp_path: Path) -> None:
     assert rolled_up_rows(ranks[1].path) == 10_000
     assert (plain.totals, plain.accounting) == (rolled.totals, rolled.accounting)
     assert (plain.steps["total"], plain.steps["first_step_ms"]) == (15_000, rolled.steps["first_step_ms"])
+
+
+def test_old_gauges_are_let_go(tmp_path: Path) -> None:
+    """Samples of a run of weeks take bounded disk; old and new readers see the same newest samples."""
+    (tmp_path / "recording").mkdir()
+    writer = RecordingWriter(str(tmp_path / "recording" / "system.gauges"), c.SYSTEM_COLUMNS, {})
+    roller, watching = Roller(tmp_path, keep_rows=1_000, every_s=0), Tail(tmp_path)
+    rest = [0.0] * (len(c.SYSTEM_COLUMNS) - 2)
+    most = 0
+    for at in range(20):
+        for number in range(at * 3_000, (at + 1) * 3_000):
+            writer.append(number, float(number), *rest)
+        roller.maybe_roll(float(at))
+        seen = watching.read().system_rows
+        most = max(most, os.stat(tmp_path / "recording" / "system.gauges").st_blocks * 512)
+    assert rolled_up_rows(tmp_path / "recording" / "system.gauges") == 55_000
+    fresh = Tail(tmp_path).read().system_rows
+    assert seen is not None
+    assert fresh is not None
+    for rows in (seen[-5_000:], fresh):
+        assert rows["time_ns"].tolist() == list(range(55_000, 60_000))
+        assert rows[c.SYSTEM_COLUMNS[1][0]].tolist() == [float(n) for n in range(55_000, 60_000)]
+    if can_punch(tmp_path):
+        assert most < 10_000 * 128 + CHUNK_BYTES + 100_000
 
 
 def test_a_superseded_row_counts_once_also_at_the_border_of_a_block(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
     rank-0.123.steps    ->  rank-0.123.rollup
     rank-0.123.device   ->  rank-0.123.device-rollup
+    system.gauges       ->  system.gauges-rollup: nothing of old samples is kept but their number
 
 The rollup file is the truth about how far it got: `end_row` of its last block. Its order of work makes a
 kill at any moment harmless: a block's body, to disk, its sequence number, to disk, and only then the hole.
@@ -27,7 +28,7 @@ from traceml.collect.punch import punch
 from traceml.collect.rundir import RECORDING
 from traceml.errors import say
 from traceml.recording import format as fmt
-from traceml.recording.fold import DEVICE, STEPS, Fold, latest_of_each_step
+from traceml.recording.fold import DEVICE, GAUGES, STEPS, Fold, latest_of_each_step
 from traceml.recording.reader import RecordingReader, UnreadableRecording
 
 try:
@@ -44,7 +45,10 @@ BLOCKS_A_RUN: Final = 1_000
 """A block is this part of what is rolled up already, so that the blocks of a long run stay few."""
 LEAST_ROW_BYTES: Final = 16
 EVERY_S: Final = 10.0
-SUFFIXES: Final = {".steps": ".rollup", ".device": ".device-rollup"}
+SUFFIXES: Final = {".steps": ".rollup", ".device": ".device-rollup", ".gauges": ".gauges-rollup"}
+FOLDS: Final = {".steps": STEPS, ".device": DEVICE, ".gauges": GAUGES}
+KEEP_TIMES: Final = {".steps": 1, ".device": 2, ".gauges": 5}
+"""Of device times more is kept, so that every step that is kept has its own; of gauges as much as is read."""
 
 
 def rollup_path(recording: Path) -> Path:
@@ -60,7 +64,7 @@ def rollup_name(recording: str) -> str:
 
 def fold_of(recording: Path) -> Fold:
     """How its rows are folded."""
-    return STEPS if recording.suffix == ".steps" else DEVICE
+    return FOLDS[recording.suffix]
 
 
 def read_blocks(recording: Path) -> NDArray[np.void] | None:
@@ -91,7 +95,7 @@ def rolled_up_rows(recording: Path) -> int:
 
 
 class Roller:
-    """Rolls up the ranks' recordings of one run folder, from time to time."""
+    """Rolls up the recordings of one run folder, from time to time."""
 
     def __init__(
         self,
@@ -115,16 +119,15 @@ class Roller:
             return 0
         self._due_s = now_s + self._every_s
         with os.scandir(self._folder) as entries:
-            names = [e.name for e in entries if e.name.startswith("rank-") and e.name not in self._refused]
-        return sum(self._roll(name) for name in names if name.endswith(tuple(SUFFIXES)))
+            names = [e.name for e in entries if e.name.endswith(tuple(SUFFIXES))]
+        return sum(self._roll(name) for name in names if name not in self._refused)
 
     def _roll(self, name: str) -> int:
         try:
             known = self._files.get(name)
             if known is None:
                 path = self._folder / name
-                # Of device times twice as many are kept, so that every step that is kept has its own.
-                keep = self._keep_rows * (2 if name.endswith(".device") else 1)
+                keep = self._keep_rows * KEEP_TIMES[path.suffix]
                 if path.stat().st_size < keep * LEAST_ROW_BYTES:
                     return 0
                 known = self._files[name] = _RolledFile(path, keep)

@@ -115,7 +115,7 @@ class Tail:
                 if name in there:
                     if name not in self._gauges:
                         self._gauges[name] = _rows_tail(str(self.folder / name), columns, None)
-                    self._gauges[name].pull(most_rows)
+                    _pull(self._gauges[name], most_rows, rollup_name(name) in there, 0)
                     rows = self._gauges[name].rows
             except (UnreadableRecording, OSError) as problem:
                 self._note(problem)

@@ -91,6 +91,7 @@ _REDUCE: Final = {
 }
 STEPS: Final = Fold(c.STEP_BLOCK)
 DEVICE: Final = Fold(c.DEVICE_BLOCK)
+GAUGES: Final = Fold(c.GAUGE_BLOCK)
 
 
 def latest_of_each_step(rows: NDArray[np.void], next_step: int | None = None) -> NDArray[np.void]:

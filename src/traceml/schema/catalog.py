@@ -131,6 +131,12 @@ STEP_BLOCK: Final[tuple[Folded, ...]] = (
     *_summed(STEP_COLUMNS, _NOT_SUMMED),
 )
 DEVICE_BLOCK: Final[tuple[Folded, ...]] = (*_BLOCK_HEAD, *_summed(DEVICE_COLUMNS, ("step",)))
+GAUGE_BLOCK: Final[tuple[Folded, ...]] = (
+    Folded("end_row", "end_row", "last"),
+    Folded("samples", "one", "sum"),
+    Folded("begin_ns", "time_ns", "first"),
+    Folded("end_ns", "time_ns", "last"),
+)
 """`end_row`, `one` and `took_ns` are no columns of a row: `recording.fold` knows them."""
 
 

@@ -61,6 +61,7 @@ def test_what_only_rank_0_does_is_named(tmp_path: Path, way: str, phase: str, sa
 
 
 def test_healthy_exchanges_name_nobody(tmp_path: Path) -> None:
-    """The same script without a fault: no straggler."""
-    primary = summary_of(tmp_path, "buffers", "none", "0")["primary_diagnosis"]
-    assert primary["status"] in ("COMPUTE-BOUND", "BALANCED"), primary["summary"]
+    """The same script without a fault: no straggler, however slow this machine's exchanges are just now."""
+    found = summary_of(tmp_path, "buffers", "none", "0")["step_time"]
+    assert not [i["summary"] for i in found["issues"] if "STRAGGLER" in i["kind"]]
+    assert found["window"]["num_steps"] > 30

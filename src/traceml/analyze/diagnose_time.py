@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final, TypeVar
 
+from traceml.analyze.rank_view import RankView
 from traceml.analyze.rule import STEPS_FOR_ANY, STEPS_FOR_CRITICAL, Rule, ordered
 from traceml.analyze.rules_ranks import RULES as RANK_RULES
-from traceml.analyze.rules_ranks import RankView
 from traceml.analyze.rules_time import BOUNDS, CHANGES, COMPUTE_RULE, H2D, LABELS, TimeView
 from traceml.analyze.window import Window
 from traceml.schema import fmt

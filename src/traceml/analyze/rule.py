@@ -14,6 +14,8 @@ STEPS_FOR_ANY: Final = 2
 STEPS_FOR_CRITICAL: Final = 20
 EXPLAINED: Final = 0.80
 """A cause is named only when it explains at least this much of the excess."""
+TYPICAL_PART: Final = 0.5
+"""A bound shows in the typical step with at least this part of its overall share; else it is jitter."""
 
 View = TypeVar("View")
 
@@ -29,6 +31,12 @@ class Measured:
     ranks: tuple[int, ...] = ()
     evidence: dict[str, Any] = field(default_factory=dict)
     cost_ms: float | None = None  # what a typical step would save
+    action: str | None = None  # in place of the row's
+
+
+def typical_level(share: float, typical: float) -> float:
+    """What a bound is judged by. Rare slow steps are jitter: the typical step must show it too."""
+    return share if typical >= TYPICAL_PART * share else typical
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,7 @@ class Rule(Generic[View]):
             status=self.status,
             severity=severity,
             summary=self.summary.format(**measured.words),
-            action=self.action.format(**measured.words),
+            action=(measured.action or self.action).format(**measured.words),
             score=measured.score,
             phase=measured.phase,
             ranks=list(measured.ranks),

@@ -2,110 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 import numpy as np
 
-from traceml.analyze.rule import EXPLAINED, WARN_SHARE, Measured, Rule
-from traceml.analyze.window import PHASE_KEYS, WAIT, Across, Window
+from traceml.analyze.rank_view import (
+    CHECKPOINT,
+    COMPUTE,
+    H2D,
+    INPUT,
+    SYNC,
+    VALIDATION,
+    RankView,
+    Turns,
+)
+from traceml.analyze.rule import EXPLAINED, Measured, Rule, typical_level
+from traceml.analyze.window import WAIT, Across
 from traceml.schema import catalog as c
 from traceml.schema import fmt
 
-INPUT, H2D, FORWARD, BACKWARD, SYNC, OPTIMIZER, VALIDATION, CHECKPOINT = PHASE_KEYS
-COMPUTE: Final = tuple(PHASE_KEYS[i] for i in c.COMPUTE_PHASES)
 LABELS: Final = {p.key: p.label.lower() for p in c.PHASES}
-
-COUPLED_SPREAD: Final = 0.05
-"""Synchronized ranks finish their steps together: their mean step times differ by less than this."""
-FIXED_SHARE: Final = 0.6
-"""A culprit that is last in this share of the steps is always the same one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Excess:
-    """How much more one rank spends on something than the others typically do."""
-
-    at: int  # index of the rank
-    ns: float  # median over steps
-
-
-@dataclass(frozen=True)
-class RankView:
-    """The window and what several rules need of it. Only for two ranks or more."""
-
-    window: Window
-
-    @cached_property
-    def step_ns(self) -> float:
-        """A typical step."""
-        return float(np.median(self.window.step_ns))
-
-    @cached_property
-    def own(self) -> Across:
-        """A rank's own work in a step: everything but waiting for others."""
-        return Across(self.window.step_ns - self.window.of(SYNC))
-
-    @cached_property
-    def coupled(self) -> bool:
-        """Whether the ranks wait for each other."""
-        means = self.window.step_ns.mean(axis=1)
-        return bool((means.max() - means.min()) < COUPLED_SPREAD * np.median(means))
-
-    @cached_property
-    def sync_is_known(self) -> bool:
-        """Without sync times, waiting hides inside backward and nobody may be blamed for it."""
-        return not self.coupled or self.window.median_share(self.window.of(SYNC)) > 0.002
-
-    @cached_property
-    def compute(self) -> Across:
-        if self.sync_is_known and all(self.window.measured(k) for k in COMPUTE):
-            return self.window.compute
-        return Across(self.window.of(*self.compute_phases))
-
-    @property
-    def compute_phases(self) -> tuple[str, ...]:
-        return COMPUTE if self.sync_is_known else (FORWARD, OPTIMIZER)
-
-    @cached_property
-    def uneven_in_both(self) -> bool:
-        """Some rank waits longer for input, and some rank computes longer: neither alone is the cause."""
-        return all(
-            self.excess(values).ns >= WARN_SHARE * self.step_ns
-            for values in (self.window.across(INPUT), self.compute)
-        )
-
-    def excess(self, values: Across) -> Excess:
-        """The rank that spends most, against the median of the others, step by step."""
-        at = int(np.argmax(values.rank_medians))
-        return Excess(at, self.excess_of(values, at))
-
-    def excess_of(self, values: Across, at: int) -> float:
-        return float(np.median(values.values[at] - values.median_without(at)))
-
-    def replay_ms(self, at: int) -> float:
-        """What a step would save if this rank were like the median of the others."""
-        own = self.own.values
-        others = np.delete(own, at, axis=0).max(axis=0)
-        without = np.maximum(others, self.own.median_without(at))
-        return float(np.mean(np.maximum(others, own[at]) - without)) / 1e6
-
-    def rhythm(self, at: int) -> str:
-        last = np.argmax(self.own.values, axis=0)
-        share = float(np.mean(last == at))
-        return (
-            "in nearly every step" if share >= FIXED_SHARE else f"but only in {fmt.share(share)} of the steps"
-        )
-
-    def name(self, at: int) -> str:
-        rank = self.window.ranks[at]
-        host = self.window.hosts[at] if at < len(self.window.hosts) else ""
-        several = len(set(self.window.hosts)) > 1
-        return f"r{rank} on {host}" if host and several else f"r{rank}"
 
 
 def _straggler(view: RankView, values: Across, phase: str, what: str) -> Measured | None:
+    if view.turns is not None:
+        return _taking_turns(view, view.turns, values, phase, what)
     found = view.excess(values)
     level = found.ns / view.step_ns
     whole = view.excess_of(view.own, found.at)
@@ -121,15 +42,10 @@ def _straggler(view: RankView, values: Across, phase: str, what: str) -> Measure
         score=level,
         words={
             "rank": view.name(found.at),
-            "mine": fmt.ms(mine),
-            "typical": fmt.ms(typical),
-            "what": what,
-            "extra": fmt.ms(found.ns / 1e6),
-            "share": fmt.share(level),
-            "rhythm": view.rhythm(found.at),
-            "wait": "every step waits for it"
-            if view.coupled
-            else "the ranks do not keep pace with each other",
+            "said": f"{view.name(found.at)} spends {fmt.ms(mine)} on {what}, the median rank "
+            f"{fmt.ms(typical)}: {fmt.ms(found.ns / 1e6)} more ({fmt.share(level)} of a step), "
+            f"{view.rhythm(found.at)}; "
+            + ("the others wait for it" if view.coupled else "the ranks do not keep pace with each other"),
         },
         phase=phase,
         ranks=(view.window.ranks[found.at],),
@@ -139,25 +55,59 @@ def _straggler(view: RankView, values: Across, phase: str, what: str) -> Measure
             "median_ms": typical,
             "share": level,
             "coupled": view.coupled,
-            "slowest_step_ms": float(view.window.step_ns.mean(axis=1).max()) / 1e6,
+            "rotates": False,
+            "slowest_step_ms": view.slowest_step_ms,
         },
         cost_ms=cost_ms,
     )
 
 
+def _taking_turns(view: RankView, turns: Turns, values: Across, phase: str, what: str) -> Measured | None:
+    """The same when no rank is always the last one."""
+    late_ns = view.lateness_ns(turns, values)
+    if late_ns < EXPLAINED * view.lateness_ns(turns, view.own):
+        return None
+    who = " and ".join(view.name(at) for at in turns.named) or "The ranks"
+    return Measured(
+        level=turns.level,
+        score=turns.share,
+        words={
+            "said": f"{who} take turns at being last: in each step one of them is "
+            f"{fmt.ms(late_ns / 1e6)} behind the others, which wait for it "
+            f"({fmt.share(turns.share)} of all time), because of {what}",
+        },
+        phase=phase,
+        ranks=tuple(view.window.ranks[at] for at in turns.named),
+        evidence={
+            "excess_ms": late_ns / 1e6,
+            "share": turns.share,
+            "coupled": True,
+            "rotates": True,
+            "slowest_step_ms": view.slowest_step_ms,
+        },
+        cost_ms=turns.cost_ms,
+        action=_EVEN_OUT,
+    )
+
+
+_EVEN_OUT: Final = (
+    "Give every rank the same work in each step: batches of equal size and length, even shards. "
+    "Then look for what stops single ranks now and then: storage, garbage collection, other jobs."
+)
+
+
 def input_straggler(view: RankView) -> Measured | None:
-    """One rank waits longer for its batches than the others, and they wait for it."""
+    """One rank, or another in each step, waits longer for its batches than the others, which wait for it."""
     if view.uneven_in_both:
         return None  # both: STRAGGLER
     return _straggler(view, view.window.across(INPUT), INPUT, "input")
 
 
 def compute_straggler(view: RankView) -> Measured | None:
-    """One rank spends longer on its own forward, local backward or optimizer than the others."""
+    """One rank, or another in each step, spends longer on its own forward, local backward or optimizer."""
     if view.uneven_in_both:
         return None  # both: STRAGGLER
-    at = view.excess(view.compute).at
-    phase = max(view.compute_phases, key=lambda k: view.excess_of(view.window.across(k), at))
+    phase = view.most_uneven(view.compute_phases, view.compute)
     return _straggler(view, view.compute, phase, f"compute, most of it in {LABELS[phase]}")
 
 
@@ -170,6 +120,11 @@ def h2d_straggler(view: RankView) -> Measured | None:
 
 def straggler(view: RankView) -> Measured | None:
     """One rank holds the others up in input and compute alike, or in something that no phase explains."""
+    if view.turns is not None:
+        if any(rule(view) is not None for rule in (input_straggler, compute_straggler, h2d_straggler)):
+            return None
+        phase = view.most_uneven((INPUT, *COMPUTE, CHECKPOINT, VALIDATION, WAIT), view.own)
+        return _straggler(view, view.own, phase, f"its own work, most of it in {LABELS.get(phase, phase)}")
     together = view.window.of(INPUT) + view.compute.values
     if view.uneven_in_both:
         found = _straggler(view, Across(together), INPUT, "input and compute together")
@@ -179,7 +134,7 @@ def straggler(view: RankView) -> Measured | None:
     rest = Across(view.own.values - together - view.window.of(H2D))
     at = view.excess(rest).at
     parts = (CHECKPOINT, VALIDATION, *view.window.user_keys, WAIT)
-    phase = max(parts, key=lambda k: view.excess_of(view.window.across(k), at))
+    phase = view.most_uneven(parts, rest)
     found = _straggler(view, rest, phase, _outside_words(view, phase, at))
     if found is not None:
         found.words["advice"] = _OUTSIDE_ADVICE.get(phase, _OUTSIDE_ADVICE[WAIT])
@@ -206,23 +161,23 @@ _OUTSIDE_ADVICE: Final = {
 
 def comm_bound(view: RankView) -> Measured | None:
     """Exchanging gradients costs even the rank that arrives last: communication itself, not waiting."""
-    paid = view.window.of(SYNC).min(axis=0)
-    level = float(paid.sum() / np.median(view.window.judged_ns.sum(axis=1)))
+    window = view.window
+    paid = window.of(SYNC).min(axis=0)
+    step_ms = float(np.median(window.judged_ns.mean(axis=1))) / 1e6
     cost_ms = float(paid.mean()) / 1e6
+    share = cost_ms / step_ms
+    typical = float(np.median(paid / window.judged_ns.mean(axis=0)))
     return Measured(
-        level=level - view.window.cpu_delay_share,  # starved of cores, not of bandwidth
-        score=level,
-        words={"cost": fmt.ms(cost_ms), "share": fmt.share(level), "step": fmt.ms(view.step_ns / 1e6)},
+        level=typical_level(share, typical) - window.cpu_delay_share,  # starved of cores, not of bandwidth
+        score=share,
+        words={"cost": fmt.ms(cost_ms), "share": fmt.share(share), "step": fmt.ms(step_ms)},
         phase=SYNC,
-        evidence={"share": level, "sync_ms": cost_ms},
+        evidence={"share": share, "typical_share": typical, "sync_ms": cost_ms, "step_ms": step_ms},
         cost_ms=cost_ms,
     )
 
 
-_SENTENCE = (
-    "{rank} spends {mine} on {what}, the median rank {typical}: {extra} more ({share} of a step), {rhythm}; "
-    "{wait}."
-)
+_SENTENCE: Final = "{said}."
 RULES: Final[tuple[Rule[RankView], ...]] = (
     Rule(
         "INPUT_STRAGGLER",

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from traceml.analyze.rule import CRIT_SHARE, EXPLAINED, WARN_SHARE, Measured, Rule
+from traceml.analyze.rule import CRIT_SHARE, EXPLAINED, WARN_SHARE, Measured, Rule, typical_level
 from traceml.analyze.shape import Shift, find_period, find_shift, slow_steps
 from traceml.analyze.window import PHASE_KEYS, WAIT, Floats, Window, median_of_ranks
 from traceml.schema import catalog as c
@@ -19,8 +19,6 @@ INPUT, H2D, FORWARD, BACKWARD, SYNC, OPTIMIZER, VALIDATION, CHECKPOINT = PHASE_K
 COMPUTE: Final = tuple(PHASE_KEYS[i] for i in c.COMPUTE_PHASES)
 LABELS: Final = {p.key: p.label.lower() for p in c.PHASES} | {WAIT: "wait"}
 COMPUTE_SHARE: Final = 0.90
-TYPICAL_PART: Final = 0.5
-"""A bound shows in the typical step with at least this part of its overall share; else it is jitter."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +93,8 @@ def _bound(view: TimeView, values: Floats, phase: str, burst: int = 1) -> Measur
     share = window.median_share(values)
     typical = window.typical_share(values, burst)
     cost_ms = window.mean_ms(values)
-    # Rare slow steps are jitter, not a bound: the typical step must show it too.
-    level = share if typical >= TYPICAL_PART * share else typical
     return Measured(
-        level=level,
+        level=typical_level(share, typical),
         score=share,
         words={
             "cost": fmt.ms(cost_ms),

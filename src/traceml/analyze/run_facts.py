@@ -112,7 +112,7 @@ def _notes(
             )
     if window.cpu_delay_share >= NOTABLE_CPU_DELAY:
         notes.append(
-            f"Other processes were busy on this machine: the training's threads waited for a core "
+            f"Other work was busy on this machine or its host: the training's threads waited for a core "
             f"{fmt.share(window.cpu_delay_share)} of the time."
         )
     if window.input_inferred:

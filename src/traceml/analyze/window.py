@@ -53,9 +53,13 @@ class Across:
 
     def median_without(self, at: int) -> Floats:
         """Of all ranks but this one, for each step. Not for values with NaN."""
+        return self.median_beside(self.values[at])
+
+    def median_beside(self, mine: Floats) -> Floats:
+        """Of all ranks but the one that has these values, which may be another one in each step."""
         if self._every > 1:
             return self.median  # one of a thousand
-        mine, others = self.values[at], len(self._sorted) - 1
+        others = len(self._sorted) - 1
         found: Floats = (self._other(mine, (others - 1) // 2) + self._other(mine, others // 2)) / 2
         return found
 

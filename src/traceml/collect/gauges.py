@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -31,6 +32,7 @@ class Gauges:
         self._processes: dict[int, _Process] = {}
         self._quota = read_quota()
         self._quota_at = time.perf_counter_ns()
+        self._cpu_times = psutil.cpu_times()
         psutil.cpu_percent()
 
     def sample(self, pids: dict[int, int]) -> None:
@@ -47,8 +49,10 @@ class Gauges:
             _or_nan(self._throttled_percent(now)),
             *gpu_columns(readings),
         )
+        before, self._cpu_times = self._cpu_times, psutil.cpu_times()
+        stolen = stolen_share(before, self._cpu_times)
         for pid in pids:
-            row = self._process_row(pid, readings)
+            row = self._process_row(pid, readings, stolen)
             if row is not None:
                 self._process.append(now, pid, *row)
 
@@ -59,12 +63,14 @@ class Gauges:
             return None
         return 1e5 * (self._quota.throttled_us - before.throttled_us) / (now - before_at)
 
-    def _process_row(self, pid: int, readings: list[GpuReading]) -> tuple[float, ...] | None:
+    def _process_row(self, pid: int, readings: list[GpuReading], stolen: float) -> tuple[float, ...] | None:
         try:
             process = self._processes.setdefault(pid, _Process(pid))
             cpu_percent, rss_bytes, delay_percent = process.usage()
         except psutil.Error:
             return None  # it has ended
+        if delay_percent is not None and cpu_percent is not None:
+            delay_percent += stolen * min(cpu_percent, 100.0)  # one thread trains, helpers do not count
         gpu_bytes = process_gpu_bytes(readings, pid)
         return _or_nan(cpu_percent), rss_bytes, _or_nan(gpu_bytes), _or_nan(delay_percent)
 
@@ -91,6 +97,16 @@ class _Process:
             if delay is not None and before[2] is not None:
                 delay_percent = max(0.0, 100 * (delay - before[2]) / (now - before[0]))
         return percent, float(self._process.memory_info().rss), delay_percent
+
+
+def stolen_share(before: Any, after: Any) -> float:
+    """What the host of a virtual machine gave to others, for each second that its cores worked."""
+
+    def passed(*names: str) -> float:
+        return sum(max(0.0, getattr(after, n, 0.0) - getattr(before, n, 0.0)) for n in names)
+
+    worked = passed("user", "nice", "system", "irq", "softirq")
+    return passed("steal") / worked if worked else 0.0
 
 
 def run_delay_seconds(tasks: Path) -> float | None:

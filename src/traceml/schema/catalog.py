@@ -182,7 +182,13 @@ PROCESS_METRICS: Final[tuple[Metric, ...]] = (
     Metric("cpu_percent", "CPU", "percent", "process", "100 % is one core; loader workers included"),
     Metric("rss_bytes", "RSS", "bytes", "process", "resident memory of the rank"),
     Metric("gpu_mem_used_bytes", "GPU used", "bytes", "process", "device memory of the process"),
-    Metric("cpu_delay_percent", "CPU delay", "percent", "process", "threads ready but without a core"),
+    Metric(
+        "cpu_delay_percent",
+        "CPU delay",
+        "percent",
+        "process",
+        "threads ready but without a core, also for want of the host's",
+    ),
     Metric("gpu_mem_reserved_bytes", "GPU reserved", "bytes", "process", "held by the allocator"),
 )
 METRICS: Final = STEP_TIME_METRICS + STEP_MEMORY_METRICS + SYSTEM_METRICS + PROCESS_METRICS

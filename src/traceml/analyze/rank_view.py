@@ -1,0 +1,170 @@
+"""The window seen across ranks: who waits for whom, by how much, and whether it is always the same rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traceml.analyze.rule import CRIT_SHARE, EXPLAINED, WARN_SHARE, typical_level
+from traceml.analyze.window import PHASE_KEYS, Across, Floats, Window
+from traceml.schema import catalog as c
+from traceml.schema import fmt
+
+INPUT, H2D, FORWARD, BACKWARD, SYNC, OPTIMIZER, VALIDATION, CHECKPOINT = PHASE_KEYS
+COMPUTE: Final = tuple(PHASE_KEYS[i] for i in c.COMPUTE_PHASES)
+
+COUPLED_SPREAD: Final = 0.05
+"""Synchronized ranks finish their steps together: their mean step times differ by less than this."""
+FIXED_SHARE: Final = 0.6
+"""A culprit that costs this share of all the waiting is always the same one."""
+MOST_NAMED: Final = 4
+"""When more ranks than this, or more than half of them, take turns at being last, none is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """How much more one rank spends on something than the others typically do."""
+
+    at: int  # index of the rank
+    ns: float  # median over steps
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Another rank is last in each step, and the others wait for it: how long, and which ranks these are."""
+
+    last: NDArray[np.intp]  # for each step the index of the rank
+    level: float  # share of a typical step, without what is ordinary spread or other work's doing
+    share: float  # of all time
+    cost_ms: float
+    named: tuple[int, ...]  # indexes of the ranks that are behind most of it; none if all of them are
+
+    def of(self, values: Floats) -> Floats:
+        """What the last rank of each step has."""
+        found: Floats = values[self.last, np.arange(values.shape[1])]
+        return found
+
+
+@dataclass(frozen=True)
+class RankView:
+    """The window and what several rules need of it. Only for two ranks or more."""
+
+    window: Window
+
+    @cached_property
+    def step_ns(self) -> float:
+        """A typical step."""
+        return float(np.median(self.window.step_ns))
+
+    @cached_property
+    def own(self) -> Across:
+        """A rank's own work in a step: everything but waiting for others."""
+        return Across(self.window.step_ns - self.window.of(SYNC))
+
+    @cached_property
+    def coupled(self) -> bool:
+        """Whether the ranks wait for each other."""
+        means = self.window.step_ns.mean(axis=1)
+        return bool((means.max() - means.min()) < COUPLED_SPREAD * np.median(means))
+
+    @cached_property
+    def sync_is_known(self) -> bool:
+        """Without sync times, waiting hides inside backward and nobody may be blamed for it."""
+        return not self.coupled or self.window.median_share(self.window.of(SYNC)) > 0.002
+
+    @cached_property
+    def compute(self) -> Across:
+        if self.sync_is_known and all(self.window.measured(k) for k in COMPUTE):
+            return self.window.compute
+        return Across(self.window.of(*self.compute_phases))
+
+    @property
+    def compute_phases(self) -> tuple[str, ...]:
+        return COMPUTE if self.sync_is_known else (FORWARD, OPTIMIZER)
+
+    @cached_property
+    def uneven_in_both(self) -> bool:
+        """Some rank waits longer for input, and some rank computes longer: neither alone is the cause."""
+        return all(
+            self.excess(values).ns >= WARN_SHARE * self.step_ns
+            for values in (self.window.across(INPUT), self.compute)
+        )
+
+    @cached_property
+    def turns(self) -> Turns | None:
+        """Set when ranks that wait for each other take turns at being last, and that matters.
+
+        With equal ranks one is last, too: their ordinary spread, by which the first one is early, does not
+        count, nor does a lack of cores.
+        """
+        own = self.own.values
+        if not (self.coupled and self.window.measured(SYNC) and self.sync_is_known):
+            return None
+        last = np.argmax(own, axis=0)
+        latest = own.max(axis=0)
+        others = self.own.median_beside(latest)
+        late, early = latest - others, others - own.min(axis=0)
+        blame = np.bincount(last, weights=late, minlength=len(own)) / max(float(late.sum()), 1.0)
+        if blame.max() >= FIXED_SHARE:
+            return None
+        lost, steps = late - early, self.window.step_ns.mean(axis=0)
+        share = float(lost.mean() / steps.mean())
+        level = typical_level(share, float(np.median(lost / steps))) - self.window.cpu_delay_share
+        if level < (WARN_SHARE if len(own) > 2 else CRIT_SHARE):  # of two ranks, noise looks like turns
+            return None
+        worst = np.argsort(-blame)
+        count = int(np.searchsorted(np.cumsum(blame[worst]), EXPLAINED)) + 1
+        named = sorted(worst[:count].tolist()) if count <= min(MOST_NAMED, len(own) // 2) else []
+        return Turns(last, level, share, float(lost.mean()) / 1e6, tuple(named))
+
+    def lateness_ns(self, turns: Turns, values: Across) -> float:
+        """How much more the last rank of each step spends on this than the median of the others; the mean."""
+        mine = turns.of(values.values)
+        return float(np.mean(mine - values.median_beside(mine)))
+
+    def excess(self, values: Across) -> Excess:
+        """The rank that spends most, against the median of the others, step by step."""
+        at = int(np.argmax(values.rank_medians))
+        return Excess(at, self.excess_of(values, at))
+
+    def most_uneven(self, phases: tuple[str, ...], whole: Across) -> str:
+        """The phase in which the culprit of `whole` spends most beyond the others."""
+        turns, at = self.turns, self.excess(whole).at
+
+        def late(key: str) -> float:
+            values = self.window.across(key)
+            return self.lateness_ns(turns, values) if turns is not None else self.excess_of(values, at)
+
+        return max(phases, key=late)
+
+    @property
+    def slowest_step_ms(self) -> float:
+        """The mean step of the slowest rank: it sets the pace."""
+        return float(self.window.step_ns.mean(axis=1).max()) / 1e6
+
+    def excess_of(self, values: Across, at: int) -> float:
+        return float(np.median(values.values[at] - values.median_without(at)))
+
+    def replay_ms(self, at: int) -> float:
+        """What a step would save if this rank were like the median of the others."""
+        own = self.own.values
+        others = np.delete(own, at, axis=0).max(axis=0)
+        without = np.maximum(others, self.own.median_without(at))
+        return float(np.mean(np.maximum(others, own[at]) - without)) / 1e6
+
+    def rhythm(self, at: int) -> str:
+        last = np.argmax(self.own.values, axis=0)
+        share = float(np.mean(last == at))
+        return (
+            "in nearly every step" if share >= FIXED_SHARE else f"but only in {fmt.share(share)} of the steps"
+        )
+
+    def name(self, at: int) -> str:
+        rank = self.window.ranks[at]
+        host = self.window.hosts[at] if at < len(self.window.hosts) else ""
+        several = len(set(self.window.hosts)) > 1
+        return f"r{rank} on {host}" if host and several else f"r{rank}"

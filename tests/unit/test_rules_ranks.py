@@ -1,0 +1,167 @@
+"""Diagnoses that compare ranks, on made-up windows: the right label, rank, phase and cost, or nobody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit import made
+from traceml.analyze.summarize import summarize
+from traceml.analyze.window import PHASE_KEYS
+from traceml.schema.facts import RunFacts
+from traceml.schema.recorded import RunRecording
+from traceml.schema.summary import Primary, Summary
+
+COUNT = 100
+USUAL = {"input": 1.0, "forward": 20.0, "backward": 15.0, "optimizer": 2.0}
+MEASURED = tuple(k for k in PHASE_KEYS if k != "h2d")
+FACTS = RunFacts("demo", status="completed", exit_code=0)
+Phases = dict[str, Any]
+
+
+def coupled(own: list[Phases], comm_ms: Any = 1.0) -> Summary:
+    """Ranks that exchange at the end of backward: whoever is early waits for the last one, in sync."""
+    spent = [sum(made.series(v, COUNT) for v in phases.values()) for phases in own]
+    pace = np.max(spent, axis=0)
+    ranks = [
+        made.rank(
+            made.steps(COUNT, measured=MEASURED, **phases, sync=pace - mine + comm_ms),
+            number,
+            world_size=len(own),
+        )
+        for number, (phases, mine) in enumerate(zip(own, spent, strict=True))
+    ]
+    return summarize(RunRecording(ranks=ranks), FACTS)
+
+
+def uncoupled(own: list[Phases]) -> Summary:
+    """Ranks that do not wait for each other."""
+    ranks = [
+        made.rank(made.steps(COUNT, measured=MEASURED, **phases, sync=0.0), number, world_size=len(own))
+        for number, phases in enumerate(own)
+    ]
+    return summarize(RunRecording(ranks=ranks), FACTS)
+
+
+def usual(ranks: int, **changed: Any) -> list[Phases]:
+    """Equal ranks with a little noise. `changed`: by phase, a function of the rank that gives ms to add."""
+    noise = np.random.default_rng(7)
+    return [
+        {
+            key: value + noise.normal(0, 0.2, COUNT) + changed.get(key, lambda _: 0.0)(rank)
+            for key, value in USUAL.items()
+        }
+        for rank in range(ranks)
+    ]
+
+
+def only(culprit: int, ms: float) -> Any:
+    """What is added to one rank."""
+    return lambda rank: ms if rank == culprit else 0.0
+
+
+def in_turn(ranks: int, ms: float) -> Any:
+    """What is added to another rank in each step."""
+    return lambda rank: made.every(ranks, ms, COUNT, offset=rank)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 64])
+@pytest.mark.parametrize(
+    ("phase", "status"),
+    [
+        ("input", "INPUT STRAGGLER"),
+        ("forward", "COMPUTE STRAGGLER"),
+        ("backward", "COMPUTE STRAGGLER"),
+        ("optimizer", "COMPUTE STRAGGLER"),
+    ],
+)
+def test_the_slow_rank_is_named_with_its_phase(ranks: int, phase: str, status: str) -> None:
+    """Coupled ranks: the one with the most own work, what it costs, and what mending it would bring."""
+    primary = coupled(usual(ranks, **{phase: only(1, 30.0)})).primary_diagnosis
+    assert (primary.status, primary.ranks, primary.phase) == (status, [1], phase)
+    assert primary.evidence["excess_ms"] == pytest.approx(30, abs=1)
+    assert primary.evidence["rotates"] is False
+    assert primary.potential_speedup == pytest.approx(69 / 39, rel=0.05)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 64])
+@pytest.mark.parametrize(("phase", "kind"), [("input", "INPUT_STRAGGLER"), ("forward", "COMPUTE_STRAGGLER")])
+def test_a_culprit_that_rotates_is_no_rank(ranks: int, phase: str, kind: str) -> None:
+    """Another rank is slow in each step: the cost is named, no rank is blamed, and the sentence says so."""
+    primary = coupled(usual(ranks, **{phase: in_turn(ranks, 30.0)})).primary_diagnosis
+    assert (primary.kind, primary.ranks, primary.phase) == (kind, [], phase)
+    assert primary.evidence["rotates"] is True
+    assert primary.summary.startswith("The ranks take turns at being last")
+    assert primary.evidence["excess_ms"] == pytest.approx(30, abs=1.5)
+    assert primary.potential_speedup == pytest.approx(69 / 39, rel=0.06)
+
+
+@pytest.mark.parametrize("ranks", [4, 8, 64])
+def test_two_slow_ranks_are_both_named(ranks: int) -> None:
+    """Mending one of them would bring nothing: both are named, and the gain is that of mending both."""
+    slow = usual(ranks, backward=lambda rank: 30.0 if rank in (1, 2) else 0.0)
+    primary = coupled(slow).primary_diagnosis
+    assert (primary.status, primary.ranks, primary.phase) == ("COMPUTE STRAGGLER", [1, 2], "backward")
+    assert "r1 and r2 take turns" in primary.summary
+    assert primary.potential_speedup == pytest.approx(69 / 39, rel=0.05)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 64, 512])
+@pytest.mark.parametrize("noise_ms", [0.5, 2.0, 5.0])
+def test_equal_ranks_with_noise_name_nobody(ranks: int, noise_ms: float) -> None:
+    """However many ranks there are, and however noisy: the spread of equal ranks is no straggler."""
+    for seed in range(3):
+        noise = np.random.default_rng(seed)
+        own = [
+            {k: np.abs(v + noise.normal(0, noise_ms / 2, COUNT)) for k, v in USUAL.items()}
+            for _ in range(ranks)
+        ]
+        found = coupled(own).step_time.issues
+        assert not [f.summary for f in found if "STRAGGLER" in f.kind]
+
+
+def test_input_and_compute_both_uneven_is_a_straggler() -> None:
+    """Neither alone explains the waiting: the generic label, on one rank or in turn."""
+    both = usual(4, input=only(2, 20.0), forward=only(2, 20.0))
+    primary = coupled(both).primary_diagnosis
+    assert (primary.status, primary.ranks) == ("STRAGGLER", [2])
+    primary = coupled(usual(4, input=in_turn(4, 20.0), forward=in_turn(4, 20.0))).primary_diagnosis
+    assert (primary.status, primary.ranks) == ("STRAGGLER", [])
+
+
+def test_victims_are_not_blamed_for_waiting() -> None:
+    """The rank with the least sync is the culprit, though the others' backward with sync is longer."""
+    summary = coupled(usual(4, forward=only(3, 30.0)))
+    own = {k: m.metrics for k, m in summary.step_time.ranks.items()}
+    assert all((own[k]["sync_ms"] or 0) > 25 for k in "012")
+    assert summary.primary_diagnosis.ranks == [3]
+
+
+def test_ranks_that_do_not_wait_for_each_other() -> None:
+    """Not coupled: the longest rank, and the sentence says that they do not keep pace."""
+    primary = uncoupled(usual(4, backward=only(2, 30.0))).primary_diagnosis
+    assert (primary.status, primary.ranks, primary.phase) == ("COMPUTE STRAGGLER", [2], "backward")
+    assert "do not keep pace" in primary.summary
+
+
+def _share(primary: Primary) -> float:
+    return primary.evidence["sync_ms"] / primary.evidence["step_ms"]
+
+
+def test_what_even_the_last_rank_pays_is_communication() -> None:
+    """COMM-BOUND, and the numbers of its sentence belong together."""
+    primary = coupled(usual(4), comm_ms=25.0).primary_diagnosis
+    assert (primary.status, primary.ranks) == ("COMM-BOUND", [])
+    assert primary.evidence["sync_ms"] == pytest.approx(25, abs=0.5)
+    assert primary.score == pytest.approx(_share(primary))
+    straggling = coupled(usual(4, forward=only(1, 30.0))).step_time.issues
+    assert "COMM_BOUND" not in {f.kind for f in straggling}
+
+
+def test_rare_slow_exchanges_are_no_bound() -> None:
+    """One exchange in ten takes 300 ms: half of all time, but the typical step shows none of it."""
+    found = coupled(usual(4), comm_ms=made.every(10, 300.0, COUNT, otherwise=1.0, offset=5)).step_time.issues
+    assert "COMM_BOUND" not in {f.kind for f in found}
+    assert "JITTER" in {f.kind for f in found}

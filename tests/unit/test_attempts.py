@@ -73,6 +73,20 @@ def test_an_attempt_that_hardly_began_does_not_hide_the_one_before() -> None:
     assert find_attempts([long, short]).chosen == {0: long}
 
 
+def test_a_helper_with_the_rank_s_environment_replaces_nobody() -> None:
+    """It says to be r0 while r0 trains: r0's own steps count, and the helper is named."""
+    ranks = [started(0, 0, steps=300), started(0, 1, steps=300), started(0.5, 0, steps=5, pid=999)]
+    found = find_attempts(ranks)
+    assert [r.pid for r in found.chosen.values()] == [ranks[0].pid, ranks[1].pid]
+    assert found.before == []
+    run = summarize(RunRecording(ranks=ranks), FACTS).run
+    assert run.steps["total"] == 300
+    assert (
+        "r0 was also recorded by another process at the same time (pid 999, 5 step(s)): left out."
+        in run.notes
+    )
+
+
 def test_machines_with_other_clocks_are_told_apart_by_their_wall_clocks() -> None:
     """A machine's own clock begins at its boot; the wall clock at the start of a recording ties it."""
 

@@ -68,6 +68,23 @@ def test_a_rank_that_an_exchange_failed_on_did_not_go_first() -> None:
     assert describe(ranks, noticed) == "r0 was killed or crashed first: after step 15, in backward"
 
 
+def test_the_kernel_s_order_counts_more_than_the_phase() -> None:
+    """Killed while it waited for the others; the launcher ended those 90 ms later, in the middle of work."""
+    ranks = {0: rank(0), 1: rank(1)}
+    noticed = [gone(1, 10, phase="sync", exact=True), gone(0, 100, exact=True)]
+    assert describe(ranks, noticed) == "r1 was killed or crashed first: after step 15, in sync"
+    left = [gone(1, 10, closed=True, phase="wait", exact=True), gone(0, 100, exact=True)]
+    assert describe(ranks, left) == "r1 ended first: after step 15, in wait", "sys.exit, no exception"
+
+
+def test_an_error_of_its_own_during_an_exchange_is_no_echo() -> None:
+    """Out of memory in its own backward; the launcher then ended the rank that computed."""
+    ranks = {0: rank(0), 1: rank(1, events=[raised("OutOfMemoryError: out of memory", "backward")])}
+    noticed = [gone(1, 10, closed=True, phase="wait", failed_in="backward"), gone(0, 160)]
+    said = describe(ranks, noticed)
+    assert said == "r1 ended first: after step 15, in backward; r1: OutOfMemoryError: out of memory"
+
+
 def test_ends_on_several_machines_are_ordered_by_their_wall_clocks() -> None:
     """Each machine's own clock begins at its boot: the wall clock says that node 1's rank went first."""
     ranks = {0: rank(0, events=[raised("RuntimeError: connection reset", "backward")]), 1: rank(1, node=1)}

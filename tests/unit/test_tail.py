@@ -77,7 +77,7 @@ def test_a_header_without_a_proper_identity_does_not_hide_the_others(folder: Pat
     write_rank(folder, 3)
     write_rank(folder, 9, identity=identity)
     tail = Tail(folder)
-    assert tail.pids()[103] == 3
+    assert tail.threads()[103] == 103
     assert 3 in [r.rank for r in tail.read().ranks]
 
 

@@ -1,7 +1,8 @@
 """Which recordings belong together: a launcher that restarts its ranks leaves one for each rank and attempt.
 
 An attempt begins when a rank that is there appears once more. Steps are numbered anew in each attempt, so
-that rows of two attempts are never put side by side.
+that rows of two attempts are never put side by side. A process that says to be a rank while that rank
+trains is no attempt: a helper that inherited the rank's environment, or several trainings in one run.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Attempts:
 
     chosen: dict[int, RankRecording]
     before: list[dict[int, RankRecording]]
+    doubles: tuple[RankRecording, ...] = ()  # at the same time as a rank that has more steps
 
 
 def find_attempts(recordings: Sequence[RankRecording]) -> Attempts:
@@ -32,16 +34,20 @@ def find_attempts(recordings: Sequence[RankRecording]) -> Attempts:
         return Attempts({r.rank: r for r in sorted(recordings, key=attrgetter("rank"))}, [])
     clock = _Clock(recordings)
     attempts: list[dict[int, RankRecording]] = [{}]
+    doubles: list[RankRecording] = []
     for recording in sorted(recordings, key=clock.begin):
-        if recording.rank in attempts[-1]:
-            began = clock.begin(recording)
+        began, there = clock.begin(recording), attempts[-1].get(recording.rank)
+        if there is not None and clock.end(there) > began:
+            recording, other = sorted((there, recording), key=steps_of, reverse=True)
+            doubles.append(other)
+        elif there is not None:
             attempts.append({n: r for n, r in attempts[-1].items() if clock.end(r) > began})
         attempts[-1][recording.rank] = recording
     most = [max(steps_of(r) for r in attempt.values()) for attempt in attempts]
     enough = [i for i, steps in enumerate(most) if steps >= ENOUGH_STEPS]
     some = [i for i, steps in enumerate(most) if steps]
     at = (enough or some or [len(attempts) - 1])[-1]
-    return Attempts(dict(sorted(attempts[at].items())), attempts[:at])
+    return Attempts(dict(sorted(attempts[at].items())), attempts[:at], tuple(doubles))
 
 
 class _Clock:

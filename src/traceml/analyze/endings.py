@@ -13,6 +13,10 @@ SAME_MOMENT_NS: Final = 20_000_000
 """Of ranks that are gone so soon after one another the first is unknown: a process takes as long to end."""
 WAITING_FOR_OTHERS: Final = c.PHASES[c.SYNC].key
 EXCHANGES: Final = (c.PHASES[c.BACKWARD].key, c.PHASES[c.SYNC].key)
+OF_CONNECTIONS: Final = (
+    *("connect", "peer", "gloo", "nccl", "socket", "broken pipe", "timeout", "timed out"),
+    *("distbackend", "distnetwork", "process group", "aborted"),
+)
 
 Event = dict[str, Any]
 Ranks = dict[int, RankRecording]
@@ -21,19 +25,25 @@ Ranks = dict[int, RankRecording]
 def ended_first(ranks: Ranks, noticed: Sequence[Event]) -> Event | None:
     """The rank that went first, its last step, and where it was; `noticed` is what the monitors saw.
 
-    Ranks that end within half a second of the first are taken together. Among them: one that raised outside
-    an exchange; else one that was killed while it was not waiting for others; else whoever raised first.
-    One that an exchange had failed on before it was ended too is only considered when there is no other.
+    Ranks that end within half a second of the first are taken together. Among them: one that raised
+    something of its own; else the one that was gone before the others, if the kernel told when; else one that
+    was killed while it was not waiting for others; else whoever raised first. One that an exchange had
+    failed on is only considered when there is no other.
     """
     ended = _ends(ranks, noticed)
     if not ended:
         return None
     together = [e for e in ended if _when(e) - _when(ended[0]) < TOGETHER_NS]
-    together = [e for e in together if e.get("closed") or e.get("failed_in") not in EXCHANGES] or together
     raised = {r for r, x in ranks.items() for e in x.events if e["kind"] == "error" and not _is_echo(e)}
+    echoed = {r for r, x in ranks.items() for e in x.events if e["kind"] == "error" and _is_echo(e)}
+    echoed |= {e["rank"] for e in together if not e.get("closed") and e.get("failed_in") in EXCHANGES}
     error = first_error(ranks)
+    others = [e for e in together if e["rank"] not in echoed]
+    if error is None and others:
+        together = others
     guilty = (
         [e for e in together if e["rank"] in raised]
+        or _gone_before(others, ranks)
         or [e for e in together if not e.get("closed") and e.get("phase") != WAITING_FOR_OTHERS]
         or [e for e in together if error is not None and e["rank"] == error[0]]
         or together
@@ -48,6 +58,14 @@ def ended_first(ranks: Ranks, noticed: Sequence[Event]) -> Event | None:
         "phase": phase,
         "together": error is None and _at_one_moment(together),
     }
+
+
+def _gone_before(ended: Sequence[Event], ranks: Ranks) -> list[Event]:
+    """The one that was gone clearly before the others, by the kernel's word on one machine; else nothing."""
+    if not all(e.get("exact") for e in ended) or len({ranks[e["rank"]].node for e in ended}) != 1:
+        return []
+    alone = len(ended) == 1 or _when(ended[1]) - _when(ended[0]) >= SAME_MOMENT_NS
+    return list(ended[:1]) if alone else []
 
 
 def _at_one_moment(ended: Sequence[Event]) -> bool:
@@ -100,7 +118,9 @@ def first_error(ranks: Ranks) -> tuple[int, str] | None:
 
 
 def _is_echo(event: Event) -> bool:
-    return event.get("during") in EXCHANGES
+    """What the end of another rank brings about: an exchange fails, and the error is about the connection."""
+    message = str(event.get("message")).lower()
+    return event.get("during") in EXCHANGES and any(word in message for word in OF_CONNECTIONS)
 
 
 def _ends(ranks: Ranks, noticed: Sequence[Event]) -> list[Event]:

@@ -5,22 +5,17 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
-import numpy as np
-
 from traceml.analyze import endings, totals
 from traceml.analyze.attempts import Attempts
+from traceml.analyze.notes import notes_of
 from traceml.analyze.window import Window
-from traceml.schema import fmt
 from traceml.schema.facts import RunFacts
 from traceml.schema.recorded import RankRecording, RunRecording
 from traceml.schema.summary import Run
 
 MOST_EVENTS = 200
-NOTABLE_CPU_DELAY = 0.05
 EVENT_FIELDS = ("kind", "rank", "step", "time_ns", "duration_ns")
 WELL = ("completed", "running")
-MOST_UNEVEN = 1
-"""A rank that was killed may be a step behind the others."""
 
 
 def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window: Window) -> Run:
@@ -59,7 +54,7 @@ def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window:
         mode=facts.mode,
         accounting=_accounting(attempts, facts),
         totals=next((totals.run_totals(r) for r in ranks.values() if len(r.rows)), {}),
-        notes=[*_notes(recording, facts, ranks, window), *_restarts(earlier)],
+        notes=notes_of(recording, facts, attempts, window, earlier),
     )
 
 
@@ -95,80 +90,6 @@ def _accounting(attempts: Attempts, facts: RunFacts) -> dict[str, float | None]:
         "dropped_steps_s": (end_ns - begin_ns) / 1e9 - steps_s,
         "after_last_step_s": (facts.end_ns - end_ns) / 1e9,
     }
-
-
-def _notes(
-    recording: RunRecording, facts: RunFacts, ranks: dict[int, RankRecording], window: Window
-) -> list[str]:
-    notes = list(recording.problems)
-    if not ranks and facts.status != "running":
-        notes.append(_why_nothing(recording.seen))
-    if window.warmup and window.count:
-        mean = float(np.median(window.step_ns)) / 1e6
-        if window.warmup[0] > 2 * mean:
-            notes.append(
-                f"Warm-up left out: {len(window.warmup)} step(s); the first took "
-                f"{fmt.ms(window.warmup[0])}, a typical one {fmt.ms(mean)}."
-            )
-    if window.cpu_delay_share >= NOTABLE_CPU_DELAY:
-        notes.append(
-            f"Other work was busy on this machine or its host: the training's threads waited for a core "
-            f"{fmt.share(window.cpu_delay_share)} of the time."
-        )
-    if window.input_inferred:
-        notes.append("Input time is inferred: no loader was seen feeding the loop.")
-    if any(r.lost_rows for r in ranks.values()):
-        notes.append("The disk was full: steps after that point are missing.")
-    if window.earlier_steps:
-        notes.append(
-            f"{fmt.count(window.earlier_steps)} earlier steps count in the run's totals only: the diagnosis "
-            f"looks at the {fmt.count(window.count)} newest."
-        )
-    notes += _uneven(ranks, facts)
-    if window.dark_ranks:
-        dark = ", ".join(f"r{r}" for r in window.dark_ranks)
-        notes.append(f"No completed step from {dark}.")
-    return notes
-
-
-def _uneven(ranks: dict[int, RankRecording], facts: RunFacts) -> list[str]:
-    """That some ranks completed more steps than others: only what all have is compared."""
-    steps = {rank: totals.steps_of(r) for rank, r in ranks.items() if len(r.rows)}
-    if facts.status == "running" or not steps:
-        return []
-    few, many = min(steps, key=lambda r: steps[r]), max(steps, key=lambda r: steps[r])
-    if steps[many] - steps[few] <= MOST_UNEVEN:
-        return []
-    return [
-        f"The ranks completed uneven numbers of steps: r{few} {fmt.count(steps[few])}, r{many} "
-        f"{fmt.count(steps[many])}. Only steps that all of them completed are analyzed."
-    ]
-
-
-def _restarts(earlier: list[dict[str, Any]]) -> list[str]:
-    """That the same ranks ran before: what is said elsewhere is of the last time only."""
-    if not earlier:
-        return []
-    last = earlier[-1]
-    why = f": {last['reason']}" if last["reason"] else ""
-    return [
-        f"The same ranks ran {len(earlier) + 1} times; only the last time is in these numbers. The time "
-        f"before, they completed {fmt.count(last['steps'])} step(s){why}"
-        + ("" if why.endswith((".", "!", "?")) else ".")
-    ]
-
-
-def _why_nothing(seen: frozenset[str]) -> str:
-    if "torch" in seen:
-        return "torch was imported, but no backward pass or optimizer step ran: nothing to record."
-    if "old-python" in seen:
-        return "The command's Python is older than 3.10: nothing was recorded."
-    if "python" in seen:
-        return "Python ran, but torch was never imported: nothing to record."
-    return (
-        "No Python process started under TraceML: the command does not run Python, or its Python "
-        "ignores the environment (-I, -E, -S). Nothing was recorded."
-    )
 
 
 def events_of(

@@ -10,6 +10,7 @@ import os
 import platform
 import socket
 import sys
+import threading
 import time
 from typing import Any
 
@@ -24,8 +25,10 @@ def _from_environment(*names: str) -> int | None:
 
 def identify(torch: Any) -> dict[str, Any]:
     """The identity part of a rank's recording header."""
-    rank = _from_environment("RANK", "SLURM_PROCID")
-    world_size = _from_environment("WORLD_SIZE", "SLURM_NTASKS")
+    # A batch script has Slurm's variables too, but only `srun` starts tasks.
+    slurm = ("SLURM_PROCID", "SLURM_NTASKS") if "SLURM_STEP_ID" in os.environ else ("", "")
+    rank = _from_environment("RANK", slurm[0])
+    world_size = _from_environment("WORLD_SIZE", slurm[1])
     distributed = getattr(torch, "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         rank, world_size = distributed.get_rank(), distributed.get_world_size()
@@ -61,6 +64,7 @@ def describe_process(torch: Any) -> dict[str, Any]:
         "executable": sys.executable,
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
+        "thread": threading.get_native_id(),
         "packages": _packages(),
         "wall_ns": time.time_ns(),
         "clock_ns": time.perf_counter_ns(),

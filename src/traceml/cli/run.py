@@ -12,7 +12,7 @@ from traceml.cli.arguments import Parsed, parse
 from traceml.cli.config import read_file_settings
 from traceml.collect import launch, monitor, rundir
 from traceml.collect.child import Child, end_like
-from traceml.collect.nodes import Relay, find_place
+from traceml.collect.nodes import Place, Relay, find_place
 from traceml.collect.surroundings import Surroundings
 from traceml.errors import CommandError, failsafe
 from traceml.settings import SETTINGS, Settings, is_disabled, resolve
@@ -28,12 +28,12 @@ def main(words: list[str]) -> int:
         raise CommandError("give a script, `-m module` or a command: traceml run train.py")
     file_values, file_name = read_file_settings(Path.cwd())
     settings = resolve(parsed.flags, file_values, file_name)
-    command = _command(parsed, settings)
+    named = [(parsed.target or "").rpartition(".")[2] if parsed.is_module else parsed.target or ""]
+    place = find_place(settings, os.environ, Path(named[0]).stem)
+    command = _command(parsed, settings, place)
     if parsed.disabled or is_disabled(os.environ):
         native = {**launch.native_environment(os.environ), "TRACEML_DISABLED": "1"}
         os.execvpe(command[0], command, native)
-    named = [parsed.target.rpartition(".")[2] if parsed.is_module else parsed.target]
-    place = find_place(settings, os.environ, Path(named[0]).stem)
     folder = rundir.create(settings.logs_dir, place.folder_name, named, settings.overwrite)
     environment = launch.injected_environment(os.environ, folder)
     try:
@@ -50,28 +50,23 @@ def main(words: list[str]) -> int:
     manifest["environment"] = surroundings.facts
     manifest = monitor.end_manifest(folder, manifest, code, child.signals)
     failsafe("writing the manifest", None)(rundir.write_manifest)(folder, manifest)
-    relay.close()
+    if missing := relay.close():
+        manifest["notes"] = missing
+        failsafe("writing the manifest", None)(rundir.write_manifest)(folder, manifest)
     finish(folder, manifest, settings.quiet or not place.is_first)
     return end_like(code)
 
 
-def _command(parsed: Parsed, settings: Settings) -> list[str]:
+def _command(parsed: Parsed, settings: Settings, place: Place) -> list[str]:
     """What to start: the target itself, or torchrun around it."""
     target, is_script = parsed.target or "", parsed.is_module or (parsed.target or "").endswith(".py")
-    if settings.nproc_per_node is None:
+    ranks = settings.nproc_per_node or ("1" if settings.nnodes > 1 and is_script else None)
+    if ranks is None:
         return launch.python_command(target, parsed.arguments, parsed.is_module)
     if not is_script:
         raise CommandError("--nproc-per-node starts a script or `-m module`; a command starts its own ranks")
-    return launch.torchrun_command(
-        target,
-        parsed.arguments,
-        parsed.is_module,
-        settings.nproc_per_node,
-        settings.nnodes,
-        settings.node_rank,
-        settings.master_addr,
-        settings.master_port,
-    )
+    plain = launch.python_command(target, parsed.arguments, parsed.is_module)
+    return launch.torchrun_command(plain, ranks, place)
 
 
 def answer(folder: Path, path: Path) -> None:

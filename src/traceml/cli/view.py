@@ -10,7 +10,7 @@ from pathlib import Path
 from traceml.cli.result import build, encode, write_json, write_text
 from traceml.collect import summary_file
 from traceml.collect.monitor import recovered_manifest
-from traceml.collect.rundir import RECORDING, SUMMARY_JSON, is_alive, write_manifest
+from traceml.collect.rundir import RECORDING, SUMMARY_JSON, is_alive, read_manifest, write_manifest
 from traceml.errors import CommandError, say
 from traceml.present.text import render
 from traceml.schema.summary import Summary
@@ -69,6 +69,9 @@ def merge(folder: Path, sources: list[Path]) -> Summary:
         merged = merge_node_folder(source, folder, int(node.group(1)))
         for name, problem in merged.problems.items():
             say(f"{source / RECORDING / name} was left out: {problem}")
+    manifest = read_manifest(folder)
+    if manifest.pop("notes", None):  # of what had not come
+        write_manifest(folder, manifest)
     return rebuild(folder)
 
 

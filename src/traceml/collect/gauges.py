@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,8 @@ class Gauges:
         self._cpu_times = psutil.cpu_times()
         psutil.cpu_percent()
 
-    def sample(self, pids: dict[int, int]) -> None:
-        """Look at everything once. `pids` are the processes that train."""
+    def sample(self, threads: dict[int, int]) -> None:
+        """Look at everything once. `threads` are the processes that train, and the thread that does."""
         now = time.perf_counter_ns()
         readings = self._gpus.read()
         memory = psutil.virtual_memory()
@@ -50,9 +51,9 @@ class Gauges:
             *gpu_columns(readings),
         )
         before, self._cpu_times = self._cpu_times, psutil.cpu_times()
-        stolen = stolen_share(before, self._cpu_times)
-        for pid in pids:
-            row = self._process_row(pid, readings, stolen)
+        cores = Cores.between(before, self._cpu_times)
+        for pid, thread in threads.items():
+            row = self._process_row(pid, thread, readings, cores)
             if row is not None:
                 self._process.append(now, pid, *row)
 
@@ -63,62 +64,93 @@ class Gauges:
             return None
         return 1e5 * (self._quota.throttled_us - before.throttled_us) / (now - before_at)
 
-    def _process_row(self, pid: int, readings: list[GpuReading], stolen: float) -> tuple[float, ...] | None:
+    def _process_row(
+        self, pid: int, thread: int, readings: list[GpuReading], cores: Cores
+    ) -> tuple[float, ...] | None:
         try:
-            process = self._processes.setdefault(pid, _Process(pid))
-            cpu_percent, rss_bytes, delay_percent = process.usage()
+            process = self._processes.setdefault(pid, _Process(pid, thread))
+            rss_bytes, usage = process.rss_bytes(), process.usage()
         except psutil.Error:
             return None  # it has ended
-        if delay_percent is not None and cpu_percent is not None:
-            delay_percent += stolen * min(cpu_percent, 100.0)  # one thread trains, helpers do not count
         gpu_bytes = process_gpu_bytes(readings, pid)
+        cpu_percent = delay_percent = None
+        if usage is not None and usage.elapsed_s > 0:
+            cpu_percent = 100 * usage.cpu_s / usage.elapsed_s
+            delay_s = cores.delay_s(usage)
+            delay_percent = None if delay_s is None else 100 * delay_s / usage.elapsed_s
         return _or_nan(cpu_percent), rss_bytes, _or_nan(gpu_bytes), _or_nan(delay_percent)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Of a training process between two samples."""
+
+    elapsed_s: float
+    cpu_s: float  # with its children, i.e. loader workers
+    waited_s: float | None  # the training thread was ready but had no core
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """What the machine's cores did between two samples."""
+
+    worked_s: float
+    stolen_s: float  # the host of a virtual machine gave them to others
+
+    @classmethod
+    def between(cls, before: Any, after: Any) -> Cores:
+        """From psutil's `cpu_times`."""
+
+        def passed(*names: str) -> float:
+            return sum(max(0.0, getattr(after, n, 0.0) - getattr(before, n, 0.0)) for n in names)
+
+        return cls(passed("user", "nice", "system", "irq", "softirq"), passed("steal"))
+
+    def delay_s(self, usage: Usage) -> float | None:
+        """How long other work kept the training thread from running.
+
+        It also waits for threads of its own process; for others at most as long as they ran.
+        """
+        if usage.waited_s is None:
+            return None
+        others_s = max(0.0, self.worked_s - usage.cpu_s)
+        stolen = self.stolen_s / self.worked_s if self.worked_s else 0.0
+        delayed_s = min(usage.waited_s, others_s) + stolen * min(usage.cpu_s, usage.elapsed_s)
+        return min(delayed_s, usage.elapsed_s)
 
 
 class _Process:
     """A training process and its children (loader workers): CPU time of the whole family."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, thread: int) -> None:
         self._process = psutil.Process(pid)
+        self._thread = Path(f"/proc/{pid}/task/{thread}/schedstat")
         self._before: tuple[float, float, float | None] | None = None
 
-    def usage(self) -> tuple[float | None, float, float | None]:
-        """(CPU percent since the last call, resident bytes, percent of time waiting for a core)."""
+    def rss_bytes(self) -> float:
+        return float(self._process.memory_info().rss)
+
+    def usage(self) -> Usage | None:
+        """Since the last call; None at the first."""
         seconds = _cpu_seconds(self._process)
         for child in self._process.children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 seconds += _cpu_seconds(child)
-        now = time.monotonic()
-        delay = run_delay_seconds(Path(f"/proc/{self._process.pid}/task"))
-        before, self._before = self._before, (now, seconds, delay)
-        percent = delay_percent = None
-        if before is not None and now > before[0]:
-            percent = max(0.0, 100 * (seconds - before[1]) / (now - before[0]))
-            if delay is not None and before[2] is not None:
-                delay_percent = max(0.0, 100 * (delay - before[2]) / (now - before[0]))
-        return percent, float(self._process.memory_info().rss), delay_percent
+        now, waited = time.monotonic(), run_delay_seconds(self._thread)
+        before, self._before = self._before, (now, seconds, waited)
+        if before is None:
+            return None
+        known = waited is not None and before[2] is not None
+        waited_s = max(0.0, (waited or 0.0) - (before[2] or 0.0)) if known else None
+        return Usage(now - before[0], max(0.0, seconds - before[1]), waited_s)
 
 
-def stolen_share(before: Any, after: Any) -> float:
-    """What the host of a virtual machine gave to others, for each second that its cores worked."""
-
-    def passed(*names: str) -> float:
-        return sum(max(0.0, getattr(after, n, 0.0) - getattr(before, n, 0.0)) for n in names)
-
-    worked = passed("user", "nice", "system", "irq", "softirq")
-    return passed("steal") / worked if worked else 0.0
-
-
-def run_delay_seconds(tasks: Path) -> float | None:
-    """Time that a process's threads were ready to run but had no core; None where Linux does not tell."""
-    total = 0
+def run_delay_seconds(schedstat: Path) -> float | None:
+    """Time that a thread was ready to run but had no core; None where Linux does not tell."""
     try:
-        for thread in tasks.iterdir():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                total += int((thread / "schedstat").read_text().split()[1])
+        return int(schedstat.read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return None
-    return total / 1e9
 
 
 def _cpu_seconds(process: psutil.Process) -> float:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from traceml.collect.nodes import Place
 from traceml.errors import CommandError
 from traceml.settings import DISABLED_VARIABLE
 
@@ -32,31 +33,21 @@ def python_command(target: str, arguments: list[str], is_module: bool) -> list[s
     return [target, *arguments]
 
 
-def torchrun_command(
-    target: str,
-    arguments: list[str],
-    is_module: bool,
-    nproc_per_node: str,
-    nnodes: int,
-    node_rank: int | None,
-    master_addr: str | None,
-    master_port: int | None,
-) -> list[str]:
-    """torchrun underneath. On one machine it picks a free port, so that runs can stand side by side."""
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={nproc_per_node}"]
-    if nnodes <= 1:
+def torchrun_command(plain: list[str], nproc_per_node: str, place: Place) -> list[str]:
+    """torchrun around a Python command. On one machine it picks a free port: runs can stand side by side."""
+    command = [plain[0], "-m", "torch.distributed.run", f"--nproc-per-node={nproc_per_node}"]
+    if place.count == 1:
         command.append("--standalone")
+    elif place.master_addr is None:
+        raise CommandError("several machines need --master-addr: the one that all of them reach")
     else:
-        if node_rank is None or master_addr is None:
-            raise CommandError("--nnodes needs --node-rank and --master-addr too")
         command += [
-            f"--nnodes={nnodes}",
-            f"--node-rank={node_rank}",
-            f"--master-addr={master_addr}",
-            f"--master-port={master_port or 29500}",
+            f"--nnodes={place.count}",
+            f"--node-rank={place.index}",
+            f"--master-addr={place.master_addr}",
+            f"--master-port={place.master_port}",
         ]
-    plain = python_command(target, arguments, is_module)[1:]
-    return [*command, *plain]
+    return [*command, *plain[1:]]
 
 
 def injected_environment(environment: Mapping[str, str], run_dir: Path) -> dict[str, str]:

@@ -102,9 +102,9 @@ class Monitor:
 
     def _sample(self) -> None:
         if self._gauges is not None:
-            pids = self._tail.pids()
-            self._gauges.sample(pids)
-            if pids and self._young:
+            threads = self._tail.threads()
+            self._gauges.sample(threads)
+            if threads and self._young:
                 self._young -= 1
 
     def _answer_requests(self) -> None:

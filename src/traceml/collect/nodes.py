@@ -5,8 +5,9 @@ Under Slurm each task of `srun traceml run ...` is a member of its own; else eac
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,9 @@ from traceml.errors import CommandError, failsafe, say
 from traceml.settings import Settings
 
 DRAIN_S: Final = 10.0
+MASTER_PORT: Final = 29_500
+FIRST_SPECIAL_STEP: Final = 0xFFFF_FF00
+"""Slurm numbers a job's batch script and the like from here on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,7 @@ class Place:
     count: int
     run_name: str | None
     master_addr: str | None
+    master_port: int
     relay_port: int | None
 
     @property
@@ -46,15 +51,41 @@ def find_place(settings: Settings, environment: Mapping[str, str], stem: str) ->
         if settings.node_rank >= settings.nnodes:
             raise CommandError(f"--node-rank {settings.node_rank} is not below --nnodes {settings.nnodes}")
         return _place(settings, settings.node_rank, settings.nnodes, settings.run_name)
-    tasks, task = environment.get("SLURM_NTASKS", ""), environment.get("SLURM_PROCID", "")
-    if tasks.isdigit() and task.isdigit() and int(tasks) > 1 and int(task) < int(tasks):
-        job = f"{environment.get('SLURM_JOB_ID', '0')}.{environment.get('SLURM_STEP_ID', '0')}"
-        return _place(settings, int(task), int(tasks), settings.run_name or f"{stem}-slurm-{job}")
-    return _place(settings, 0, 1, settings.run_name)
+    return _slurm_place(settings, environment, stem) or _place(settings, 0, 1, settings.run_name)
 
 
 def _place(settings: Settings, index: int, count: int, name: str | None) -> Place:
-    return Place(index, count, name, settings.master_addr, settings.relay_port)
+    return Place(
+        index, count, name, settings.master_addr, settings.master_port or MASTER_PORT, settings.relay_port
+    )
+
+
+def _slurm_place(settings: Settings, environment: Mapping[str, str], stem: str) -> Place | None:
+    """Of a task that `srun` started. A batch script has most of these variables too, but is no task."""
+    told = [environment.get(f"SLURM_{k}", "") for k in ("NTASKS", "PROCID", "STEP_ID", "JOB_ID")]
+    if not all(text.isdigit() for text in told):
+        return None
+    tasks, task, step, job = (int(text) for text in told)
+    if not task < tasks or tasks < 2 or step >= FIRST_SPECIAL_STEP:
+        return None
+    again = environment.get("SLURM_RESTART_COUNT", "0")
+    name = f"{stem}-slurm-{job}.{step}" + (f".{again}" if again != "0" else "")
+    place = _place(settings, task, tasks, settings.run_name or name)
+    address = settings.master_addr or environment.get("MASTER_ADDR")
+    address = address or first_host(environment.get("SLURM_STEP_NODELIST", ""))
+    place = replace(place, master_addr=address, master_port=settings.master_port or 20_000 + job % 20_000)
+    number = 1
+    # A second run in the same task: every task had a first one, so that all come to the same number.
+    while settings.run_name is None and (Path(settings.logs_dir) / str(place.folder_name)).exists():
+        number += 1
+        place = replace(place, run_name=f"{name}-{number}")
+    return place
+
+
+def first_host(hosts: str) -> str | None:
+    """The first of `a,b` or `n[01-04,07]`, as Slurm writes lists of hosts."""
+    found = re.match(r"([^,\[]*)(?:\[(\w+)[^\]]*\]([^,]*))?", hosts)
+    return "".join(part or "" for part in found.groups()) or None if found else None
 
 
 class Relay:
@@ -97,16 +128,20 @@ class Relay:
         """How many rows of this recording of ours the first member has as well."""
         return self._client.acknowledged(name) if self._client is not None else 0
 
-    def close(self) -> None:
-        """Deliver, or wait for, the rest; what is missing is said, and stays on the other machine's disk."""
+    def close(self) -> list[str]:
+        """Deliver, or wait for, the rest. What is missing stays on the other machine's disk; in words."""
         if self._background is None:
-            return
+            return []
         complete = failsafe("the relay between machines", False)(self._background.close)(DRAIN_S)
-        if self._server is not None:
-            heard = set(self._server.nodes())
-            silent = [k for k in range(1, self._place.count) if k not in heard]
-            if silent:
-                names = ", ".join(str(k) for k in silent)
-                say(f"nothing came from node {names}; `traceml view` can merge what it recorded")
-        elif not complete:
-            say("not every row reached node 0; they are kept here, `traceml view` can merge them")
+        if self._server is None:
+            if not complete:
+                say("not every row reached node 0; they are kept here, `traceml view` can merge them")
+            return []
+        heard = self._server.nodes()
+        silent = [k for k in range(1, self._place.count) if k not in heard]
+        partly = [k for k, status in heard.items() if not status.complete]
+        return [
+            f"{what} node {', '.join(map(str, nodes))}: `traceml view --merge` adds what is on its disk."
+            for what, nodes in (("Nothing came from", silent), ("Not every row came from", partly))
+            if nodes
+        ]

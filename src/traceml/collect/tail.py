@@ -54,12 +54,12 @@ class Tail:
         self._events: dict[str, EventsTail] = {}
         self._likely = 0  # rows of the rank that was read last
 
-    def pids(self) -> dict[int, int]:
-        """Process id to rank, of every process that trains."""
+    def threads(self) -> dict[int, int]:
+        """Process id to the thread that trains, of every process that does."""
         found = {}
         for reader in self.local_ranks():
-            identity = reader.header["identity"]
-            found[int(identity.get("pid", 0))] = int(identity.get("rank", 0))
+            pid = int(reader.header["identity"].get("pid", 0))
+            found[pid] = int(reader.header.get("process", {}).get("thread") or pid)
         return found
 
     def local_ranks(self) -> list[RecordingReader]:

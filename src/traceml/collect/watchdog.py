@@ -85,6 +85,7 @@ class Watchdog:
         more: dict[str, Any] = {"oom_kills": oom_kills_since(self._oom_kills)}
         if state.pid in self._departures.ended:
             more["time_ns"], more["wall_ns"] = self._departures.ended[state.pid]
+            more["exact"] = True
         if state.failed_in is not None:
             more["failed_in"] = phase_name(state.failed_in)
         self._note("rank_ended", state, **more)

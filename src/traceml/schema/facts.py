@@ -23,3 +23,4 @@ class RunFacts:
     environment: dict[str, Any] = field(default_factory=dict)
     monitor: dict[str, Any] = field(default_factory=dict)
     cores: int = 1
+    notes: list[str] = field(default_factory=list)  # what went wrong outside the training

@@ -164,3 +164,16 @@ def test_loader_workers_come_from_the_epochs() -> None:
     """The window knows how many workers feed it, so that bursts are understood."""
     events = [{"kind": "epoch_start", "workers": 4}, {"kind": "gc"}]
     assert align([made.rank(made.steps(10, **USUAL), events=events)]).workers == 4
+
+
+def test_a_user_phase_is_one_phase_in_whichever_column() -> None:
+    """r0 meets "log" first, r1 only "augment": names are put together, not columns."""
+    none = [None] * 6
+    r0 = made.rank(
+        made.steps(30, forward=10.0, user0=1.0, user1=2.0), 0, user_names=["log", "augment", *none]
+    )
+    r1 = made.rank(made.steps(30, forward=10.0, user0=60.0), 1, user_names=["augment", None, *none])
+    window = align([r0, r1])
+    assert window.user_keys == ("user.log", "user.augment")
+    assert window.of("user.log").mean(axis=1).tolist() == [1e6, 0.0]
+    assert window.of("user.augment").mean(axis=1).tolist() == [2e6, 60e6]

@@ -104,8 +104,24 @@ def test_two_slow_ranks_are_both_named(ranks: int) -> None:
     slow = usual(ranks, backward=lambda rank: 30.0 if rank in (1, 2) else 0.0)
     primary = coupled(slow).primary_diagnosis
     assert (primary.status, primary.ranks, primary.phase) == ("COMPUTE STRAGGLER", [1, 2], "backward")
-    assert "r1 and r2 take turns" in primary.summary
+    assert "r1 and r2 are slow in nearly every step" in primary.summary
+    assert primary.evidence["rotates"] is False
     assert primary.potential_speedup == pytest.approx(69 / 39, rel=0.05)
+
+
+def test_half_of_the_ranks_are_slow() -> None:
+    """A slow machine of two: all its ranks are named, and mending them all is what would bring the gain."""
+    primary = coupled(usual(8, forward=lambda rank: 100.0 * (rank >= 4))).primary_diagnosis
+    assert (primary.status, primary.ranks) == ("COMPUTE STRAGGLER", [4, 5, 6, 7])
+    assert primary.summary.startswith("r4, r5, r6 and r7 are slow")
+    assert primary.potential_speedup == pytest.approx(139 / 39, rel=0.05)
+
+
+def test_the_later_of_two_culprits_is_the_culprit() -> None:
+    """r1 waits 30 ms longer for input, but r3 is 200 ms late in its backward: mending r1 brings nothing."""
+    found = coupled(usual(4, input=only(1, 30.0), backward=only(3, 200.0)))
+    assert (found.primary_diagnosis.ranks, found.primary_diagnosis.phase) == ([3], "backward")
+    assert [f.ranks for f in found.step_time.issues if "STRAGGLER" in f.kind] == [[3]]
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8, 64, 512])
@@ -165,3 +181,34 @@ def test_rare_slow_exchanges_are_no_bound() -> None:
     found = coupled(usual(4), comm_ms=made.every(10, 300.0, COUNT, otherwise=1.0, offset=5)).step_time.issues
     assert "COMM_BOUND" not in {f.kind for f in found}
     assert "JITTER" in {f.kind for f in found}
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 64])
+def test_a_slowdown_of_one_rank_is_told_of_that_rank(ranks: int) -> None:
+    """From step 66 on r1's forward takes 80 ms more: not sync, which is only where the others wait."""
+    later = np.where(np.arange(COUNT) >= 65, 80.0, 0.0)
+    found = coupled(usual(ranks, forward=lambda rank: later * (rank == 1))).step_time.issues
+    (shift,) = [f for f in found if f.kind == "SLOWDOWN"]
+    assert (shift.phase, shift.ranks, shift.evidence["since_step"]) == ("forward", [1], 66)
+    assert "in forward on r1" in shift.summary
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 64])
+def test_jitter_of_one_rank_is_told_of_that_rank(ranks: int) -> None:
+    """Every tenth step r1 waits 500 ms for input; when it is another rank each time, no rank is named."""
+    slow = made.every(10, 500.0, COUNT, offset=5)
+    found = coupled(usual(ranks, input=lambda rank: slow * (rank == 1))).step_time.issues
+    (jitter,) = [f for f in found if f.kind == "JITTER"]
+    assert (jitter.phase, jitter.ranks, jitter.evidence["period"]) == ("input", [1], 10)
+    turn = np.cumsum(slow > 0)
+    found = coupled(usual(ranks, input=lambda rank: slow * (turn % ranks == rank))).step_time.issues
+    (jitter,) = [f for f in found if f.kind == "JITTER"]
+    assert (jitter.phase, jitter.ranks) == ("input", [])
+
+
+def test_jitter_of_all_ranks_is_nobody_s() -> None:
+    """All ranks are slow in the same steps: the phase, and no rank."""
+    slow = made.every(10, 500.0, COUNT, offset=5)
+    found = coupled(usual(4, forward=lambda _: slow)).step_time.issues
+    (jitter,) = [f for f in found if f.kind == "JITTER"]
+    assert (jitter.phase, jitter.ranks) == ("forward", [])

@@ -40,8 +40,8 @@ def align_ranks(newest: dict[int, RankRecording], last: int | None = None) -> Wi
     steps = held.common[: len(held.common) - _unfinished(ranks, held.common)]
     steps = steps[-last:] if last else steps
     names = _user_names(ranks)
-    planes = Planes(len(ranks), len(steps), tuple(names))
-    planes.fill(ranks, held.pick([r.rows for r in ranks], steps))
+    planes = Planes(ranks, len(steps), names)
+    planes.fill(held.pick([r.rows for r in ranks], steps))
     warmup_ms, warm_until = _warmup(ranks, held.common, earlier, planes.step_ns, steps)
     begin = int(np.searchsorted(steps, warm_until, side="right"))
     steps = steps[begin:]
@@ -50,7 +50,7 @@ def align_ranks(newest: dict[int, RankRecording], last: int | None = None) -> Wi
     return Window(
         ranks=tuple(lit),
         steps=steps,
-        keys=(*PHASE_KEYS, *(f"user.{n}" for n in names.values()), WAIT),
+        keys=(*PHASE_KEYS, *(f"user.{n}" for n in names), WAIT),
         phases=np.moveaxis(planes.phases, 0, 2),
         step_ns=planes.step_ns,
         own_ns=planes.own_ns,
@@ -201,14 +201,9 @@ def _pick(rows: Rows, steps: Steps) -> Rows:
     return rows[order[np.searchsorted(rows["step"], steps, side="right", sorter=order) - 1]]
 
 
-def _user_names(recordings: list[RankRecording]) -> dict[str, str]:
-    """Column name to the user's name; ranks that use a slot differently keep the first name."""
-    names: dict[str, str] = {}
-    for recording in recordings:
-        for slot, name in enumerate(recording.user_names):
-            if name:
-                names.setdefault(f"user{slot}", name)
-    return names
+def _user_names(recordings: list[RankRecording]) -> list[str]:
+    """Every user phase of any rank, once."""
+    return list(dict.fromkeys(name for r in recordings for name in r.user_names if name))
 
 
 def _use_device(planes: Planes, ranks: list[RankRecording], steps: Steps) -> bool:

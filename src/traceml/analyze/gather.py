@@ -32,10 +32,11 @@ class Planes:
     single number until a rank has something to put there.
     """
 
-    def __init__(self, ranks: int, steps: int, user_columns: tuple[str, ...]) -> None:
-        shape = (ranks, steps)
-        self.user_columns = user_columns
-        self.phases = np.zeros((len(PHASE_KEYS) + len(user_columns) + 1, *shape))
+    def __init__(self, recordings: Sequence[RankRecording], steps: int, user_names: Sequence[str]) -> None:
+        shape = (len(recordings), steps)
+        self._recordings = recordings
+        self._user_names = user_names
+        self.phases = np.zeros((len(PHASE_KEYS) + len(user_names) + 1, *shape))
         self.places = np.zeros((len(c.WAIT_PLACES), *shape))
         self.step_ns = np.empty(shape)
         self.own_ns = np.empty(shape)
@@ -44,11 +45,12 @@ class Planes:
         self.memory = {key: np.broadcast_to(np.nan, shape) for key in MEMORY_FLAGS}
         self.input_inferred = False
 
-    def fill(self, recordings: Sequence[RankRecording], picked: Sequence[Rows]) -> None:
+    def fill(self, picked: Sequence[Rows]) -> None:
         """From the rows of each rank that are in the window."""
         for at, rows in _together(picked):
-            own = [r.header.get("overhead", {}) for r in recordings[at]]
+            own = [r.header.get("overhead", {}) for r in self._recordings[at]]
             self._fill_host(at, rows)
+            self._fill_user(at, rows)
             self.own_ns[at] = rows["switches"]
             self.own_ns[at] *= np.array([[float(o.get("switch_ns", 0))] for o in own])
             self.own_ns[at] += np.array([[float(o.get("row_ns", 0))] for o in own])
@@ -57,10 +59,9 @@ class Planes:
         flags = rows["flags"]
         always = int(np.bitwise_and.reduce(flags, axis=None))
         ever = int(np.bitwise_or.reduce(flags, axis=None))
-        for i, key in enumerate((*PHASE_KEYS, *self.user_columns)):
+        for i, key in enumerate(PHASE_KEYS):
             _put(self.phases[i, at], rows[key])
-            if i < len(PHASE_KEYS):
-                _blank(self.phases[i, at], flags, 1 << i, always, ever)
+            _blank(self.phases[i, at], flags, 1 << i, always, ever)
         for i, place in enumerate(c.WAIT_PLACES):
             if _put(self.places[i, at], rows[place.key]):
                 self.phases[-1, at] += self.places[i, at]
@@ -79,6 +80,14 @@ class Planes:
                 _blank(read, flags, flag, always, ever)
         self.input_inferred |= bool(ever & c.FLAG_INPUT_INFERRED)
 
+    def _fill_user(self, at: slice, rows: Rows) -> None:
+        """A name is one phase, whichever column a rank has it in: each meets names in an order of its own."""
+        for i, name in enumerate(self._user_names, len(PHASE_KEYS)):
+            for rank, recording in enumerate(self._recordings[at]):
+                if name in recording.user_names:
+                    column = f"user{recording.user_names.index(name)}"
+                    self.phases[i, at.start + rank] = rows[column][rank]
+
     def leave_out(self, leading: int) -> None:
         """Without the first steps."""
         self.phases, self.places = self.phases[:, :, leading:], self.places[:, :, leading:]
@@ -90,9 +99,10 @@ class Planes:
         """The device's times instead of the host's; what was measured stays as the host's rows say."""
         for at, rows in _together(picked):
             total = np.zeros(rows.shape)
-            for i, key in enumerate((*PHASE_KEYS, *self.user_columns)):
+            for i, key in enumerate(PHASE_KEYS):
                 measured = ~np.isnan(self.phases[i, at])
                 self.phases[i, at] = np.where(measured, rows[key], np.nan)
+            self._fill_user(at, rows)
             self.phases[-1, at] = rows[WAIT]
             for name in rows.dtype.names or ():
                 if name not in ("step", "sequence"):

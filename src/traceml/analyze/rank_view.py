@@ -35,13 +35,14 @@ class Excess:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Another rank is last in each step, and the others wait for it: how long, and which ranks these are."""
+    """No single rank is always the last one that the others wait for: how long, and which ranks these are."""
 
     last: NDArray[np.intp]  # for each step the index of the rank
     level: float  # share of a typical step, without what is ordinary spread or other work's doing
     share: float  # of all time
     cost_ms: float
     named: tuple[int, ...]  # indexes of the ranks that are behind most of it; none if all of them are
+    rotates: bool  # False: the named ones are slow in every step
 
     def of(self, values: Floats) -> Floats:
         """What the last rank of each step has."""
@@ -88,15 +89,20 @@ class RankView:
 
     @cached_property
     def uneven_in_both(self) -> bool:
-        """Some rank waits longer for input, and some rank computes longer: neither alone is the cause."""
+        """The culprit waits longer for input and computes longer: neither alone is the cause."""
         return all(
-            self.excess(values).ns >= WARN_SHARE * self.step_ns
+            self.excess_of(values, self.culprit) >= WARN_SHARE * self.step_ns
             for values in (self.window.across(INPUT), self.compute)
         )
 
     @cached_property
+    def culprit(self) -> int:
+        """The rank with the most own work."""
+        return int(np.argmax(self.own.rank_medians))
+
+    @cached_property
     def turns(self) -> Turns | None:
-        """Set when ranks that wait for each other take turns at being last, and that matters.
+        """Set when ranks that wait for each other do not always wait for the same one, and that matters.
 
         With equal ranks one is last, too: their ordinary spread, by which the first one is early, does not
         count, nor does a lack of cores.
@@ -116,10 +122,17 @@ class RankView:
         level = typical_level(share, float(np.median(lost / steps))) - self.window.cpu_delay_share
         if level < (WARN_SHARE if len(own) > 2 else CRIT_SHARE):  # of two ranks, noise looks like turns
             return None
+        medians = self.own.rank_medians
+        late_ranks = medians - np.median(medians)
+        group = np.flatnonzero(late_ranks >= EXPLAINED * late_ranks.max())
+        if blame[group].sum() >= EXPLAINED and len(group) <= len(own) // 2:
+            rest = np.delete(own, group, axis=0).max(axis=0)
+            cost_ns = float(np.mean(latest - np.maximum(rest, others)))
+            return Turns(last, level, share, cost_ns / 1e6, tuple(group.tolist()), rotates=False)
         worst = np.argsort(-blame)
         count = int(np.searchsorted(np.cumsum(blame[worst]), EXPLAINED)) + 1
         named = sorted(worst[:count].tolist()) if count <= min(MOST_NAMED, len(own) // 2) else []
-        return Turns(last, level, share, float(lost.mean()) / 1e6, tuple(named))
+        return Turns(last, level, share, float(lost.mean()) / 1e6, tuple(named), rotates=True)
 
     def lateness_ns(self, turns: Turns, values: Across) -> float:
         """How much more the last rank of each step spends on this than the median of the others; the mean."""

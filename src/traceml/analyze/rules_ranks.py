@@ -11,6 +11,7 @@ from traceml.analyze.rank_view import (
     COMPUTE,
     H2D,
     INPUT,
+    MOST_NAMED,
     SYNC,
     VALIDATION,
     RankView,
@@ -28,6 +29,8 @@ def _straggler(view: RankView, values: Across, phase: str, what: str) -> Measure
     if view.turns is not None:
         return _taking_turns(view, view.turns, values, phase, what)
     found = view.excess(values)
+    if view.coupled and found.at != view.culprit:
+        return None  # another rank is later still
     level = found.ns / view.step_ns
     whole = view.excess_of(view.own, found.at)
     if view.coupled and found.ns < EXPLAINED * whole:
@@ -67,14 +70,20 @@ def _taking_turns(view: RankView, turns: Turns, values: Across, phase: str, what
     late_ns = view.lateness_ns(turns, values)
     if late_ns < EXPLAINED * view.lateness_ns(turns, view.own):
         return None
-    who = " and ".join(view.name(at) for at in turns.named) or "The ranks"
+    who = _names(view, turns.named)
+    late, share = fmt.ms(late_ns / 1e6), fmt.share(turns.share)
+    if turns.rotates:
+        said = f"{who} take turns at being last: in each step one of them is {late} behind the others, "
+        said += "which wait for it"
+    else:
+        said = f"{who} are slow in nearly every step: {late} behind the others, which wait for them"
     return Measured(
         level=turns.level,
         score=turns.share,
         words={
-            "said": f"{who} take turns at being last: in each step one of them is "
-            f"{fmt.ms(late_ns / 1e6)} behind the others, which wait for it "
-            f"({fmt.share(turns.share)} of all time), because of {what}",
+            "rank": who,
+            "said": f"{said} ({share} of all time), because of {what}",
+            "advice": "inspect their input path, their own work and their machine",
         },
         phase=phase,
         ranks=tuple(view.window.ranks[at] for at in turns.named),
@@ -82,12 +91,21 @@ def _taking_turns(view: RankView, turns: Turns, values: Across, phase: str, what
             "excess_ms": late_ns / 1e6,
             "share": turns.share,
             "coupled": True,
-            "rotates": True,
+            "rotates": turns.rotates,
             "slowest_step_ms": view.slowest_step_ms,
         },
         cost_ms=turns.cost_ms,
-        action=_EVEN_OUT,
+        action=_EVEN_OUT if turns.rotates else None,
     )
+
+
+def _names(view: RankView, at: tuple[int, ...]) -> str:
+    """Some ranks in a sentence."""
+    if not at:
+        return "The ranks"
+    names = [view.name(a) for a in at[:MOST_NAMED]]
+    names += [f"{len(at) - MOST_NAMED} more"] if len(at) > MOST_NAMED else []
+    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 
 _EVEN_OUT: Final = (

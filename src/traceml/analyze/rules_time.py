@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from traceml.analyze.rank_view import FIXED_SHARE
 from traceml.analyze.rule import CRIT_SHARE, EXPLAINED, WARN_SHARE, Measured, Rule, typical_level
 from traceml.analyze.shape import Shift, find_period, find_shift, slow_steps
 from traceml.analyze.window import PHASE_KEYS, WAIT, Floats, Window, median_of_ranks
@@ -86,6 +87,42 @@ class TimeView:
         typical[WAIT] = median_of_ranks(self.wait)
         typical["garbage collection"] = median_of_ranks(window.gc_ns)
         return {k: float(level(v[chosen]) - np.median(v[others])) / 1e6 for k, v in typical.items()}
+
+    def late_excess(
+        self, chosen: Any, others: Any, level: Callable[[Floats], Any]
+    ) -> tuple[dict[str, float], tuple[int, ...]]:
+        """The same of the rank that the others wait for in each of the chosen steps, and which one it is."""
+        window = self.window
+        own = window.step_ns - window.of(SYNC)
+        last = np.argmax(own[:, chosen], axis=0)
+        found = {}
+        for key in (*COMPUTE, INPUT, H2D, VALIDATION, CHECKPOINT, WAIT):
+            mine = window.of(key)[:, chosen][last, np.arange(len(last))]
+            found[key] = float(level(mine) - np.median(window.across(key).median[others])) / 1e6
+        at, times = np.unique(last, return_counts=True)
+        fixed = times.max() >= FIXED_SHARE * len(last)
+        return found, (window.ranks[int(at[times.argmax()])],) if fixed else ()
+
+
+def _blame(
+    view: TimeView, chosen: Any, others: Any, level: Callable[[Floats], Any], whole_ms: float
+) -> tuple[str, float, tuple[int, ...]]:
+    """The phase that explains the excess, its part of it, and the rank if it is one rank's doing."""
+    name, part = _explains(view.excess(chosen, others, level), whole_ms)
+    if name not in ("", SYNC) or len(view.window.ranks) < 2:
+        return name, part, ()
+    # The others wait: what they wait for is in the rank that comes last.
+    late, ranks = view.late_excess(chosen, others, level)
+    cause, share = _explains(late, whole_ms)
+    return (cause, share, ranks) if cause else (name, part, ())
+
+
+def _words_of(name: str, part: float, ranks: tuple[int, ...]) -> tuple[str, str]:
+    """(where the excess is, the place to look at)."""
+    if not name:
+        return "spread over phases", "several phases"
+    place = LABELS.get(name, name) + "".join(f" on r{rank}" for rank in ranks)
+    return f"{fmt.share(part)} of it in {place}", place
 
 
 def _bound(view: TimeView, values: Floats, phase: str, burst: int = 1) -> Measured:
@@ -190,9 +227,9 @@ def jitter(view: TimeView) -> Measured | None:
     share = lost / float(np.median(view.window.judged_ns.sum(axis=1)))
     per_slow_ms = lost / len(slow) / 1e6
     period = find_period(slow)
-    name, part = _explains(view.excess(slow, others, np.mean), per_slow_ms)
+    name, part, ranks = _blame(view, slow, others, np.mean, per_slow_ms)
+    where, place = _words_of(name, part, ranks)
     rhythm = f"every {period} steps" if period else f"{len(slow)} of {len(pace)} steps, no rhythm"
-    where = f"{fmt.share(part)} of it in {LABELS.get(name, name)}" if name else "spread over phases"
     return Measured(
         level=_jitter_level(share - view.window.cpu_delay_share, bool(name or period)),
         score=share,
@@ -202,9 +239,10 @@ def jitter(view: TimeView) -> Measured | None:
             "extra": fmt.ms(per_slow_ms),
             "typical": fmt.ms(typical / 1e6),
             "where": where,
-            "place": LABELS.get(name, name) if name else "several phases",
+            "place": place,
         },
         phase=name if name in LABELS else None,
+        ranks=ranks,
         evidence={
             "slow_steps": len(slow),
             "period": period,
@@ -242,8 +280,9 @@ def slowdown(view: TimeView) -> Measured | None:
     window = view.window
     index = np.arange(window.count)
     extra_ms = (shift.after - shift.before) / 1e6
-    name, part = _explains(view.excess(index >= shift.at, index < shift.at, np.median), extra_ms)
-    where = f"{fmt.share(part)} of it in {LABELS.get(name, name)}" if name else "spread over phases"
+    after = index >= shift.at
+    name, part, ranks = _blame(view, after, ~after, np.median, extra_ms)
+    where, _ = _words_of(name, part, ranks)
     late = 1 - shift.at / window.count
     share = extra_ms * late / max(window.mean_ms(window.judged_ns), 1e-9)
     step = int(window.steps[shift.at])
@@ -258,6 +297,7 @@ def slowdown(view: TimeView) -> Measured | None:
             "where": where,
         },
         phase=name if name in LABELS else None,
+        ranks=ranks,
         evidence={
             "since_step": step,
             "before_ms": shift.before / 1e6,

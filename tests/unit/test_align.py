@@ -67,8 +67,8 @@ def test_only_steps_that_all_ranks_completed_count() -> None:
 
 def test_ranks_without_a_common_step_make_an_empty_window() -> None:
     """Two ranks that share no step number give no window and no error."""
-    early = made.rank(made.steps(10, **USUAL), 0)
-    late = made.rank(made.steps(10, first_step=100, **USUAL), 1)
+    early = made.rank(made.steps(30, **USUAL), 0)
+    late = made.rank(made.steps(30, first_step=100, **USUAL), 1)
     assert align([early, late]).count == 0
 
 

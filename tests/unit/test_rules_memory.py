@@ -251,3 +251,21 @@ def test_an_unknown_capacity_of_one_rank_is_unknown() -> None:
     found, _ = section_of(*ranks)
     assert found is not None
     assert found.capacity is None
+
+
+def test_each_rank_is_held_against_its_own_device() -> None:
+    """45 GB are too much for a 40 GB device, but r1's has 80."""
+    ranks = [
+        made.rank(
+            made.steps(60, forward=10, allocated=used * GB),
+            i,
+            device={"type": "cuda", "capacity_bytes": cap * GB},
+        )
+        for i, (used, cap) in enumerate([(20, 40), (45, 80)])
+    ]
+    window = align(ranks)
+    found = memory_view(dict(enumerate(ranks)), window, made.run(*ranks))
+    assert found is not None
+    (first_finding, *_) = diagnose_memory(found)
+    assert first_finding.kind != "HIGH_PRESSURE"
+    assert found.capacity_of(1) == 80 * GB

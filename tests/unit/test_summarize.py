@@ -213,3 +213,37 @@ def test_user_phases_are_in_the_catalogue() -> None:
     rows = {(r["section"], r["key"]) for r in found.catalog}
     for name in ("step_time", "step_memory", "system", "process"):
         assert {(name, key) for key in getattr(found, name).metrics} <= rows
+
+
+def test_a_rank_that_died_early_does_not_silence_the_others() -> None:
+    """One step of r3, 200 of the others: judged without r3, which is named."""
+    slow = made.steps(200, input=40.0, forward=60.0)
+    ranks = [made.rank(slow.copy(), i, world_size=4) for i in range(3)]
+    found = summary_of(*ranks, made.rank(slow[:1].copy(), 3, world_size=4))
+    assert found.primary_diagnosis.status == "INPUT-BOUND"
+    assert found.run.steps["total"] == 200
+    assert "r3 completed 1 step(s) at most: left out." in found.run.notes
+
+
+def test_ranks_of_which_nothing_was_recorded_are_named() -> None:
+    """A world of four with three recordings; and waiting for a rank that is not there is no balance."""
+    ranks = [made.rank(made.steps(60, **USUAL), i, world_size=4) for i in (0, 1, 3)]
+    assert "Nothing was recorded of r2, of 4 ranks that were expected." in summary_of(*ranks).run.notes
+    keys = (*made.ALL_MEASURED, "sync")
+    waits = made.rank(made.steps(60, measured=keys, forward=10.0, sync=90.0), 0, world_size=2)
+    primary = summary_of(waits).primary_diagnosis
+    assert primary.status == "INCOMPLETE DATA"
+    assert "the other ranks" in primary.summary
+
+
+def test_a_stall_is_in_the_notes() -> None:
+    """Where each rank was when nobody moved; those that did not wait for others come first."""
+    noticed = [
+        {"kind": "stall", "rank": rank, "step": 20, "phase": phase, "duration_ns": 40 * 10**9, "wall_ns": 5}
+        for rank, phase in ((0, "sync"), (1, "forward"))
+    ]
+    ranks = [made.rank(made.steps(20, **USUAL), i, world_size=2) for i in range(2)]
+    assert (
+        "No rank completed a step for at least 40 s: r1 in forward after step 20, r0 in sync after step 20."
+        in summary_of(*ranks, monitor_events=noticed).run.notes
+    )

@@ -18,6 +18,7 @@ WARMUP_MOST_STEPS = 50
 WARMUP_MOST_SHARE = 0.2
 MOST_WARMUP_RANKS = 256
 MOST_UNFINISHED = 16
+FEW_STEPS = 20
 
 Steps = NDArray[np.int64]
 Rows = NDArray[np.void]
@@ -30,8 +31,8 @@ def align(recordings: Sequence[RankRecording], last: int | None = None) -> Windo
 
 def align_ranks(newest: dict[int, RankRecording], last: int | None = None) -> Window:
     """The same from one recording a rank, in the order of ranks."""
-    dark = tuple(rank for rank, r in newest.items() if not len(r.rows))
-    lit = _overlapping({rank: r for rank, r in newest.items() if len(r.rows)})
+    lit = _lasting(_overlapping({rank: r for rank, r in newest.items() if len(r.rows)}))
+    dark = tuple(rank for rank in newest if rank not in lit)
     if not lit:
         return empty_window(dark)
     ranks = list(lit.values())
@@ -141,6 +142,15 @@ def _overlapping(lit: dict[int, RankRecording]) -> dict[int, RankRecording]:
     if cut is None:
         return lit
     return {rank: r for rank, r in lit.items() if int(r.rows["step"][-1]) >= cut} or lit
+
+
+def _lasting(lit: dict[int, RankRecording]) -> dict[int, RankRecording]:
+    """Without ranks that stopped in their first steps, while most of the others went on: one rank that died
+    early does not silence what the others prove."""
+    lasts = {rank: int(r.rows["step"][-1]) for rank, r in lit.items()}
+    if not lasts or np.median(list(lasts.values())) < 2 * FEW_STEPS:
+        return lit
+    return {rank: r for rank, r in lit.items() if lasts[rank] >= FEW_STEPS} or lit
 
 
 def _steps_before(ranks: list[RankRecording], held: StepColumns) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final, TypeVar
 
 from traceml.analyze.rank_view import RankView
-from traceml.analyze.rule import STEPS_FOR_ANY, STEPS_FOR_CRITICAL, Rule, ordered
+from traceml.analyze.rule import STEPS_FOR_ANY, STEPS_FOR_CRITICAL, WARN_SHARE, Rule, ordered
 from traceml.analyze.rules_ranks import RULES as RANK_RULES
-from traceml.analyze.rules_time import BOUNDS, CHANGES, COMPUTE_RULE, H2D, LABELS, TimeView
+from traceml.analyze.rules_time import BOUNDS, CHANGES, COMPUTE_RULE, H2D, LABELS, SYNC, TimeView
 from traceml.analyze.window import Window
 from traceml.schema import fmt
 from traceml.schema.summary import INFO, Finding
@@ -40,6 +40,8 @@ def diagnose_time(window: Window) -> list[Finding]:
         ranks = RankView(window)
         for rank_rule in RANK_RULES:
             _apply(rank_rule, ranks, allowed, found, missing)
+    elif window.measured(SYNC) and window.median_share(window.of(SYNC)) >= WARN_SHARE:
+        missing.append("the other ranks, for which this one waits")
     for rule in CHANGES:
         said = {f.phase for f in found}
         more: list[Finding] = []
@@ -108,7 +110,7 @@ def _incomplete(missing: list[str]) -> Finding:
         "INCOMPLETE_DATA",
         "INCOMPLETE DATA",
         INFO,
-        f"Nothing fired, but not every phase was measured: {names}.",
+        f"Nothing fired, but not everything was recorded: {names}.",
         "See the notes for why; traceml.trace_step(model) around the step helps.",
         evidence={"missing": missing},
     )

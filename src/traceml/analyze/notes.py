@@ -72,9 +72,14 @@ def _absent(ranks: Ranks, window: Window) -> list[str]:
     """Expected ranks that are not in these numbers."""
     expected = max((int(r.identity.get("world_size", 1)) for r in ranks.values()), default=0)
     missing = [rank for rank in range(expected) if rank not in ranks]
+    none = [r for r in window.dark_ranks if r in ranks and not totals.steps_of(ranks[r])]
+    short = [r for r in window.dark_ranks if r in ranks and totals.steps_of(ranks[r])]
     notes = []
-    if window.dark_ranks:
-        notes.append(f"No completed step from {_listed(window.dark_ranks)}.")
+    if none:
+        notes.append(f"No completed step from {_listed(none)}.")
+    if short:
+        most = max(totals.steps_of(ranks[r]) for r in short)
+        notes.append(f"{_listed(short)} completed {fmt.count(most)} step(s) at most: left out.")
     if missing and ranks:
         notes.append(f"Nothing was recorded of {_listed(missing)}, of {expected} ranks that were expected.")
     return notes

@@ -30,14 +30,19 @@ class MemoryView:
     peak: Floats
     reserved: Floats
     memory: str  # device | rss
-    capacity: float | None
+    capacity: float | None  # of the smallest; None unless it is known of every rank
     total_steps: int = 0
+    capacities: Floats | None = None  # of each rank: its device, or its machine's memory
     values: dict[str, Floats] = field(default_factory=dict)  # by metric; NaN where it was not read
 
     @cached_property
     def typical_peak(self) -> Floats:
         """For each step the median over ranks."""
         return median_of_ranks(self.peak)
+
+    def capacity_of(self, at: int) -> float | None:
+        """What there is for this rank, by its index."""
+        return float(self.capacities[at]) if self.capacities is not None else self.capacity
 
     @property
     def noun(self) -> str:
@@ -72,20 +77,21 @@ def high_pressure(view: MemoryView) -> Measured | None:
     if view.capacity is None:
         return None
     per_rank = (view.reserved if view.memory == "device" else view.peak).max(axis=1)
-    at = int(np.argmax(per_rank))
-    level = float(per_rank[at] / view.capacity)
+    at = int(np.argmax(per_rank / (view.capacities if view.capacities is not None else view.capacity)))
+    capacity = view.capacity_of(at) or view.capacity
+    level = float(per_rank[at] / capacity)
     return Measured(
         level=level,
         score=min(level, 1.0),
         words={
             "peak": fmt.size(float(per_rank[at])),
-            "capacity": fmt.size(view.capacity),
+            "capacity": fmt.size(capacity),
             "share": fmt.share(level),
             "rank": f"r{view.ranks[at]}",
             "noun": view.noun,
         },
         ranks=(view.ranks[at],),
-        evidence={"peak_bytes": float(per_rank[at]), "capacity_bytes": view.capacity},
+        evidence={"peak_bytes": float(per_rank[at]), "capacity_bytes": capacity},
     )
 
 
@@ -125,7 +131,8 @@ def _creep(
         if not (enough and found.pairs_up >= pairs and found.still_rising and found.steady >= steady):
             return None
     per_step = worst.rise / len(view.steps) * SLICES / (SLICES - 1)
-    left = max(0.0, (view.capacity - worst.start - worst.rise) / per_step) if view.capacity else None
+    capacity = view.capacity_of(at)
+    left = max(0.0, (capacity - worst.start - worst.rise) / per_step) if capacity else None
     full = f"; at this rate it is full after {fmt.count(left)} more steps" if left else ""
     return Measured(
         level=1.0,

@@ -11,7 +11,7 @@ from traceml.analyze import metrics as m
 from traceml.analyze.rules_context import PROCESS_RULES, SYSTEM_RULES, ContextView, diagnose_context
 from traceml.analyze.rules_memory import MemoryView
 from traceml.analyze.samples import Rows, Samples, Times, system_samples
-from traceml.analyze.section_memory import ram_total
+from traceml.analyze.section_memory import device_capacities, ram_totals
 from traceml.schema import catalog as c
 from traceml.schema.facts import RunFacts
 from traceml.schema.recorded import RankRecording, RunRecording
@@ -80,6 +80,11 @@ def process_section(
     means = {k: m.numbers(values) for k, values in table.means.items()}
     mean = {k: _worst(means[k], k) for k in sampled}
     peak = {k: _worst(m.numbers(m.row_peaks(values)), k) for k, values in gauges.items()}
+    of = [ranks[r] for r in samples.members]
+    peaks = {k: m.numbers(m.row_peaks(gauges[k])) for k in ("rss_bytes", "gpu_mem_used_bytes")}
+    peak["rss_bytes"], ram = _fullest(peaks["rss_bytes"], ram_totals(of, recording))
+    used, on_device = _fullest(peaks["gpu_mem_used_bytes"], device_capacities(of))
+    peak["gpu_mem_used_bytes"] = used
     device = memory is not None and memory.memory == "device"
     peak[reserved_key] = float(memory.reserved.max()) if device and memory is not None else None
     peak["gpu_mem_allocated_bytes"] = float(memory.peak.max()) if device and memory is not None else None
@@ -88,8 +93,8 @@ def process_section(
         peak,
         members={k: _known(samples.members, means[k]) for k in PER_RANK},
         cores=facts.cores,
-        ram_total=ram_total(recording.system_rows),
-        gpu_capacity=memory.capacity if device and memory is not None else None,
+        ram_total=ram,
+        gpu_capacity=on_device if device else None,
         on_cpu=_on_cpu(ranks),
         samples=samples.total,
     )
@@ -110,6 +115,16 @@ def process_section(
             for r in chosen
         },
     )
+
+
+def _fullest(
+    used: Sequence[float | None], there: Sequence[float | None]
+) -> tuple[float | None, float | None]:
+    """(in use, capacity) of the rank that has least left; the largest use where no capacity is known."""
+    known = [(u, t) for u, t in zip(used, there, strict=True) if u is not None and t]
+    if known:
+        return max(known, key=lambda pair: pair[0] / pair[1])
+    return max((u for u in used if u is not None), default=None), None
 
 
 def _known(members: Sequence[int], values: Sequence[float | None]) -> dict[int, float]:

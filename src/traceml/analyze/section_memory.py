@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,19 +30,32 @@ def memory_view(
     if not read.any():
         return None
     values = window.memory if read.all() else {k: v[:, read] for k, v in window.memory.items()}
-    capacities = [r.header.get("device", {}).get("capacity_bytes") for r in lit]
-    known = [float(v) for v in capacities if v]
-    capacity = min(known) if on_device and len(known) == len(lit) else None
+    capacities = device_capacities(lit) if on_device else ram_totals(lit, recording)
+    known = np.array([c for c in capacities if c])
+    is_known = len(known) == len(lit)
     return MemoryView(
         ranks=window.ranks,
         steps=window.steps[read],
         peak=values[key],
         reserved=values["peak_reserved_bytes"],
         memory="device" if on_device else "rss",
-        capacity=capacity if on_device else ram_total(recording.system_rows),
+        capacity=float(known.min()) if is_known else None,
+        capacities=known if is_known else None,
         total_steps=window.total_steps,
         values=values,
     )
+
+
+def device_capacities(ranks: Sequence[RankRecording]) -> list[float | None]:
+    """Memory of each rank's device; None where it is not known."""
+    given = (r.header.get("device", {}).get("capacity_bytes") for r in ranks)
+    return [float(v) if v else None for v in given]
+
+
+def ram_totals(ranks: Sequence[RankRecording], recording: RunRecording) -> list[float | None]:
+    """Memory of the machine that each rank runs on."""
+    of_node = {node: ram_total(recording.gauges(node).system_rows) for node in {r.node for r in ranks}}
+    return [of_node[r.node] for r in ranks]
 
 
 def ram_total(rows: NDArray[np.void] | None) -> float | None:

@@ -21,6 +21,8 @@ EVENTS: Final = "monitor.events.jsonl"
 STALL_FACTOR: Final = 20
 RECENT_STEPS: Final = 50
 BUSY_ON_PURPOSE: Final = (c.VALIDATION, c.CHECKPOINT)
+BUSY_FACTOR: Final = 60
+"""A validation or checkpoint may take so many times longer before it counts as hanging."""
 
 
 @dataclass(slots=True)
@@ -47,6 +49,7 @@ class Watchdog:
         self._ended: set[int] = set()
         self._oom_kills = oom_kills()
         self._stalled = False
+        self._busy_ns = 0
         self._departures = Departures()
 
     def look(self) -> str | None:
@@ -62,12 +65,16 @@ class Watchdog:
 
     def _check_stall(self, states: list[RankState]) -> str | None:
         known = [s for s in states if s.step]
-        if not known or any(s.phase in BUSY_ON_PURPOSE for s in known):
+        if not known:
             return None
         now = time.perf_counter_ns()
+        if any(s.phase in BUSY_ON_PURPOSE for s in known):
+            self._busy_ns = now  # between two batches of a validation as well
         silent_ns = now - max(s.ended_ns for s in known)
+        idle_ns = min(silent_ns, now - self._busy_ns)
         usual_ns = max(s.usual_ns for s in known)
-        if silent_ns < max(self._stall_after_ns, STALL_FACTOR * usual_ns):
+        limit_ns = max(self._stall_after_ns, STALL_FACTOR * usual_ns)
+        if idle_ns < limit_ns and silent_ns < BUSY_FACTOR * limit_ns:
             self._stalled = False
             return None
         if self._stalled:

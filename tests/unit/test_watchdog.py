@@ -1,0 +1,76 @@
+"""Noticing that no rank moves, from made-up recordings of live processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit import made
+from traceml.collect.tail import Tail
+from traceml.collect.watchdog import Watchdog
+from traceml.recording import format as fmt
+from traceml.recording.writer import RecordingWriter
+from traceml.schema import catalog as c
+
+STALL_AFTER_S = 30.0
+S = 1_000_000_000
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """Something that is alive."""
+    running = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+    yield running
+    running.kill()
+    running.wait()
+
+
+def recording(folder: Path, rank: int, pid: int, silent_s: float) -> RecordingWriter:
+    """A rank of this process whose last step ended so long ago."""
+    (folder / "recording").mkdir(exist_ok=True)
+    path = folder / "recording" / f"rank-{rank}.{pid}.steps"
+    writer = RecordingWriter(str(path), c.STEP_COLUMNS, {"identity": {"rank": rank, "pid": pid}})
+    begin_ns = time.perf_counter_ns() - int((silent_s + 3) * S)
+    for row in made.steps(60, forward=50.0, begin_ns=begin_ns):
+        writer.append(*[row[name].item() for name, _ in c.STEP_COLUMNS])
+    return writer
+
+
+def test_a_stall_is_told_once_with_the_place_of_each_rank(
+    tmp_path: Path, process: subprocess.Popen[bytes]
+) -> None:
+    """No step for 40 s where 50 ms are usual: one line, and a note on disk for the summary."""
+    recording(tmp_path, 0, process.pid, 40).live[fmt.LIVE_PHASE] = c.FORWARD
+    watchdog = Watchdog(Tail(tmp_path), STALL_AFTER_S)
+    line = watchdog.look()
+    assert line is not None
+    assert "r0 in forward after step 60" in line
+    assert watchdog.look() is None
+    noted = (tmp_path / "recording" / "monitor.events.jsonl").read_text().splitlines()
+    assert [json.loads(text)["kind"] for text in noted] == ["stall"]
+
+
+def test_a_validation_is_no_stall_also_between_its_batches(
+    tmp_path: Path, process: subprocess.Popen[bytes]
+) -> None:
+    """For a moment no rank is in validation: it was a moment ago."""
+    live = recording(tmp_path, 0, process.pid, 40).live
+    watchdog = Watchdog(Tail(tmp_path), STALL_AFTER_S)
+    live[fmt.LIVE_PHASE] = c.VALIDATION
+    assert watchdog.look() is None
+    live[fmt.LIVE_PHASE] = c.WAIT_OTHER
+    assert watchdog.look() is None
+
+
+def test_a_checkpoint_that_never_ends_is_a_stall(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    """Ten hours in a checkpoint: said, though it is meant to take long."""
+    recording(tmp_path, 0, process.pid, 36_000).live[fmt.LIVE_PHASE] = c.CHECKPOINT
+    line = Watchdog(Tail(tmp_path), STALL_AFTER_S).look()
+    assert line is not None
+    assert "r0 in checkpoint" in line

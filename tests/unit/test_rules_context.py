@@ -14,7 +14,7 @@ from traceml.analyze.section_context import process_section, system_section
 from traceml.analyze.summarize import summarize
 from traceml.schema import catalog as c
 from traceml.schema.facts import RunFacts
-from traceml.schema.recorded import RankRecording, RunRecording
+from traceml.schema.recorded import NodeGauges, RankRecording, RunRecording
 from traceml.schema.summary import CRIT, INFO, WARN, Section
 
 FACTS = RunFacts("demo", cores=8)
@@ -236,3 +236,16 @@ def test_an_empty_run_has_sections_all_the_same() -> None:
     empty = RunRecording(ranks=[])
     assert system_section(empty, FACTS, {}, {}).diagnosis.kind == "NO_DATA"
     assert process_section(empty, FACTS, {}, None, process_samples(empty, {}, {})).diagnosis.kind == "NO_DATA"
+
+
+def test_tasks_on_one_machine_are_one_machine() -> None:
+    """Two Slurm tasks with a monitor each on one host, a third on another: two machines in the system view."""
+    ranks = []
+    for number, node_rank in ((0, 0), (1, 0), (2, 1)):
+        rank = made.rank(made.steps(60, forward=10.0), number, world_size=3, node=number)
+        rank.header["identity"]["node_rank"] = node_rank
+        ranks.append(rank)
+    others = {node: NodeGauges(made.system(cpu_percent=30.0 + node), None) for node in (1, 2)}
+    recording = made.run(*ranks, system_rows=made.system(), other_nodes=others)
+    found = summarize(recording, RunFacts("demo")).system
+    assert list(found.nodes) == ["0", "2"]

@@ -45,10 +45,19 @@ def joined(pieces: Sequence[Rows]) -> Rows | None:
     return rows
 
 
-def system_samples(recording: RunRecording, when: Times) -> Samples:
-    """Each node's samples while it trained."""
-    found: dict[int, Rows] = {}
+def machines(recording: RunRecording, ranks: dict[int, RankRecording]) -> list[int]:
+    """Nodes, one for each machine: under Slurm several tasks, each a node to us, share one."""
+    of_node = {r.node: (r.identity.get("host"), r.identity.get("node_rank")) for r in ranks.values()}
+    first: dict[object, int] = {}
     for node in (0, *recording.other_nodes):
+        first.setdefault(of_node.get(node, node), node)
+    return list(first.values())
+
+
+def system_samples(recording: RunRecording, nodes: list[int], when: Times) -> Samples:
+    """The samples of these nodes while they trained."""
+    found: dict[int, Rows] = {}
+    for node in nodes:
         rows = in_training(recording.gauges(node).system_rows, when.get(node))
         if rows is not None and len(rows):
             found[node] = rows

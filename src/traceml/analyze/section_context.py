@@ -10,7 +10,7 @@ import numpy as np
 from traceml.analyze import metrics as m
 from traceml.analyze.rules_context import PROCESS_RULES, SYSTEM_RULES, ContextView, diagnose_context
 from traceml.analyze.rules_memory import MemoryView
-from traceml.analyze.samples import Rows, Samples, Times, system_samples
+from traceml.analyze.samples import Rows, Samples, Times, machines, system_samples
 from traceml.analyze.section_memory import device_capacities, ram_totals
 from traceml.schema import catalog as c
 from traceml.schema.facts import RunFacts
@@ -30,7 +30,7 @@ def system_section(
 ) -> Section:
     """What the system rules say about the machines while they trained."""
     keys = [k.key for k in c.SYSTEM_METRICS]
-    found = system_samples(recording, when)
+    found = system_samples(recording, machines(recording, ranks), when)
     gauges = {k: found.table(k) for k in keys}
     means = {k: m.numbers(m.row_means(table)) for k, table in gauges.items()}
     mean = {k: _worst(means[k], k) for k in keys}

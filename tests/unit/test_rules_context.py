@@ -239,7 +239,7 @@ def test_an_empty_run_has_sections_all_the_same() -> None:
 
 
 def test_tasks_on_one_machine_are_one_machine() -> None:
-    """Two Slurm tasks with a monitor each on one host, a third on another: two machines in the system view."""
+    """Two Slurm tasks with a monitor each on one host, a third on another: two machines are shown."""
     ranks = []
     for number, node_rank in ((0, 0), (1, 0), (2, 1)):
         rank = made.rank(made.steps(60, forward=10.0), number, world_size=3, node=number)

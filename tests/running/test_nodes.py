@@ -132,30 +132,18 @@ def test_node_0_unreachable_costs_nothing_and_view_merges_later(hosts: None, tmp
     assert merged["primary_diagnosis"]["ranks"] == [1]
 
 
-@pytest.mark.scenario
-def test_slurm_tasks_find_each_other_from_the_environment(tmp_path: Path) -> None:
-    """`srun traceml run python train.py`: rank, world size and run come from Slurm, without a flag."""
+def srun(folder: Path, *words: str, **environment: str) -> dict[str, Any]:
+    """The summary of two tasks of a Slurm step, both on this machine."""
     tasks = []
     for task in range(2):
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(SRC),
-            "SLURM_PROCID": str(task),
-            "SLURM_NTASKS": "2",
-            "SLURM_JOB_ID": "4711",
-            "SLURM_STEP_ID": "0",
-            "SLURM_NODEID": str(task),
-            "RANK": str(task),
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "29634",
-        }
-        command = [sys.executable, "-m", "traceml", "run", DDP, "--", "--input", "30", "--steps", "40"]
+        slurm = {"PROCID": str(task), "NTASKS": "2", "JOB_ID": "4711", "STEP_ID": "0", "NODEID": str(task)}
+        told = {f"SLURM_{name}": value for name, value in slurm.items()}
         tasks.append(
             subprocess.Popen(
-                command,
-                cwd=tmp_path,
-                env=environment,
+                [sys.executable, "-m", "traceml", "run", DDP, *words],
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": str(SRC), "MASTER_ADDR": "127.0.0.1", **told}
+                | {name: value.format(task=task) for name, value in environment.items()},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -164,8 +152,25 @@ def test_slurm_tasks_find_each_other_from_the_environment(tmp_path: Path) -> Non
     for running in tasks:
         _, err = running.communicate(timeout=150)
         assert running.returncode == 0, err
-    path = tmp_path / "logs" / "ddp-slurm-4711.0" / "final_summary.json"
-    summary = json.loads(path.read_text())
+    path = folder / "logs" / "ddp-slurm-4711.0" / "final_summary.json"
+    summary: dict[str, Any] = json.loads(path.read_text())
+    return summary
+
+
+@pytest.mark.scenario
+def test_slurm_tasks_find_each_other_from_the_environment(tmp_path: Path) -> None:
+    """`srun traceml run python train.py`: rank, world size and run come from Slurm, without a flag."""
+    ranks = {"RANK": "{task}", "WORLD_SIZE": "2", "MASTER_PORT": "29634"}
+    summary = srun(tmp_path, "--", "--input", "30", "--steps", "40", **ranks)
     assert summary["run"]["ranks"]["used"] == [0, 1]
     assert summary["primary_diagnosis"]["status"] == "INPUT STRAGGLER"
+    assert summary["primary_diagnosis"]["ranks"] == [1]
+
+
+@pytest.mark.scenario
+def test_torchrun_under_slurm_is_one_training(tmp_path: Path) -> None:
+    """`srun traceml run train.py --nproc-per-node 1`: one world over all nodes, not one on each."""
+    summary = srun(tmp_path, "--nproc-per-node", "1", "--", "--forward", "30", "--steps", "40")
+    assert summary["run"]["world_size"] == 2
+    assert summary["run"]["ranks"]["used"] == [0, 1]
     assert summary["primary_diagnosis"]["ranks"] == [1]

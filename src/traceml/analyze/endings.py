@@ -33,7 +33,7 @@ def ended_first(ranks: Ranks, noticed: Sequence[Event]) -> Event | None:
     ended = _ends(ranks, noticed)
     if not ended:
         return None
-    together = [e for e in ended if _when(e) - _when(ended[0]) < TOGETHER_NS]
+    together = [e for e in ended if when(e) - when(ended[0]) < TOGETHER_NS]
     raised = {r for r, x in ranks.items() for e in x.events if e["kind"] == "error" and not _is_echo(e)}
     echoed = {r for r, x in ranks.items() for e in x.events if e["kind"] == "error" and _is_echo(e)}
     echoed |= {e["rank"] for e in together if not e.get("closed") and e.get("failed_in") in EXCHANGES}
@@ -64,13 +64,13 @@ def _gone_before(ended: Sequence[Event], ranks: Ranks) -> list[Event]:
     """The one that was gone clearly before the others, by the kernel's word on one machine; else nothing."""
     if not all(e.get("exact") for e in ended) or len({ranks[e["rank"]].node for e in ended}) != 1:
         return []
-    alone = len(ended) == 1 or _when(ended[1]) - _when(ended[0]) >= SAME_MOMENT_NS
+    alone = len(ended) == 1 or when(ended[1]) - when(ended[0]) >= SAME_MOMENT_NS
     return list(ended[:1]) if alone else []
 
 
 def _at_one_moment(ended: Sequence[Event]) -> bool:
     """Whether several ranks were found gone without a word at the same moment: no telling who was first."""
-    span_ns = _when(ended[-1]) - _when(ended[0])
+    span_ns = when(ended[-1]) - when(ended[0])
     return len(ended) > 1 and span_ns < SAME_MOMENT_NS and not any(e.get("closed") for e in ended)
 
 
@@ -131,9 +131,9 @@ def _ends(ranks: Ranks, noticed: Sequence[Event]) -> list[Event]:
         return mine is not None and event.get("pid", mine.pid) == mine.pid
 
     ended = [e for e in noticed if e["kind"] == "rank_ended" and is_theirs(e)]
-    return sorted(ended, key=_when)
+    return sorted(ended, key=when)
 
 
-def _when(event: Event) -> int:
+def when(event: Event) -> int:
     """On the wall clock, because several machines' monitors may have noticed."""
     return int(event.get("wall_ns") or event.get("time_ns", 0))

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from traceml.analyze import totals
+from traceml.analyze import endings, totals
 from traceml.analyze.attempts import Attempts
 from traceml.analyze.window import Window
 from traceml.schema import catalog as c
@@ -95,12 +95,13 @@ def _stalled(ranks: Ranks, noticed: Sequence[dict[str, Any]]) -> list[str]:
     stalls = [e for e in noticed if e["kind"] == "stall" and e.get("rank") in ranks]
     if not stalls:
         return []
-    last = max(e.get("wall_ns") or e.get("time_ns", 0) for e in stalls)
-    then = [e for e in stalls if last - (e.get("wall_ns") or e.get("time_ns", 0)) < SAME_STALL_NS]
+    last = max(endings.when(e) for e in stalls)
+    then = [e for e in stalls if last - endings.when(e) < SAME_STALL_NS]
     then.sort(key=lambda e: (e.get("phase") == c.PHASES[c.SYNC].key, e["rank"]))
-    places = ", ".join(f"r{e['rank']} in {e['phase']} after step {e['step']}" for e in then[:MOST_LISTED])
+    seconds = max(int(e.get("duration_ns") or 0) for e in then) / 1e9
+    places = [f"r{e['rank']} in {e.get('phase')} after step {e.get('step')}" for e in then[:MOST_LISTED]]
     more = f" and {len(then) - MOST_LISTED} more" if len(then) > MOST_LISTED else ""
-    return [f"No rank completed a step for at least {then[0]['duration_ns'] / 1e9:.0f} s: {places}{more}."]
+    return [f"No rank completed a step for at least {seconds:.0f} s: {', '.join(places)}{more}."]
 
 
 def _uneven(ranks: Ranks, facts: RunFacts) -> list[str]:

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from traceml.analyze import rules_context, rules_memory, rules_ranks, rules_time
+from traceml.analyze import rules_change, rules_context, rules_memory, rules_ranks, rules_time
 from traceml.analyze.rule import Rule
 
 PAGE = Path(__file__).parents[1] / "docs" / "diagnoses.md"
 SECTIONS: tuple[tuple[str, tuple[Rule[Any], ...]], ...] = (
-    ("Step time", (*rules_time.BOUNDS, *rules_ranks.RULES, *rules_time.CHANGES, rules_time.COMPUTE_RULE)),
+    ("Step time", (*rules_time.BOUNDS, *rules_ranks.RULES, *rules_change.RULES, rules_time.COMPUTE_RULE)),
     ("Step memory", rules_memory.RULES),
     ("System", rules_context.SYSTEM_RULES),
     ("Process", rules_context.PROCESS_RULES),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from traceml.capture.identity import identify
 from traceml.collect.launch import torchrun_command
 from traceml.collect.nodes import find_place, first_host
 from traceml.errors import CommandError
@@ -45,6 +46,25 @@ def test_a_batch_script_is_no_task(tmp_path: Path, changed: dict[str, str]) -> N
     """`sbatch` sets most of the variables as well; only srun starts members."""
     place = find_place(settings(tmp_path), {**TASK, **changed}, "train")
     assert (place.index, place.count, place.run_name) == (0, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, (1, 2)),
+        ({"SLURM_STEP_ID": "4294967291"}, (0, 1)),
+        ({"SLURM_STEP_ID": ""}, (0, 1)),
+        ({"RANK": "6", "WORLD_SIZE": "8"}, (6, 8)),
+    ],
+)
+def test_a_rank_is_told_by_its_launcher_first(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, str], expected: tuple[int, int]
+) -> None:
+    """Without a process group: torchrun's numbers, else those of a Slurm task, else one rank alone."""
+    for name, value in {"RANK": "", "WORLD_SIZE": "", **TASK, **changed}.items():
+        monkeypatch.setenv(name, value)
+    found = identify(None)
+    assert (found["rank"], found["world_size"]) == expected
 
 
 def test_torchrun_on_every_node_of_a_slurm_job(tmp_path: Path) -> None:

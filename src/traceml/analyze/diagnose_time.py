@@ -6,9 +6,10 @@ from typing import Final, TypeVar
 
 from traceml.analyze.rank_view import RankView
 from traceml.analyze.rule import STEPS_FOR_ANY, STEPS_FOR_CRITICAL, WARN_SHARE, Rule, ordered
+from traceml.analyze.rules_change import RULES as CHANGES
 from traceml.analyze.rules_ranks import RULES as RANK_RULES
-from traceml.analyze.rules_time import BOUNDS, CHANGES, COMPUTE_RULE, H2D, LABELS, SYNC, TimeView
-from traceml.analyze.window import Window
+from traceml.analyze.rules_time import BOUNDS, COMPUTE_RULE, TimeView
+from traceml.analyze.window import H2D, LABELS, SYNC, Window
 from traceml.schema import fmt
 from traceml.schema.summary import INFO, Finding
 

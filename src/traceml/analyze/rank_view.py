@@ -10,12 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceml.analyze.rule import CRIT_SHARE, EXPLAINED, WARN_SHARE, typical_level
-from traceml.analyze.window import PHASE_KEYS, Across, Floats, Window
-from traceml.schema import catalog as c
+from traceml.analyze.window import COMPUTE, FORWARD, INPUT, OPTIMIZER, SYNC, Across, Floats, Window
 from traceml.schema import fmt
-
-INPUT, H2D, FORWARD, BACKWARD, SYNC, OPTIMIZER, VALIDATION, CHECKPOINT = PHASE_KEYS
-COMPUTE: Final = tuple(PHASE_KEYS[i] for i in c.COMPUTE_PHASES)
 
 COUPLED_SPREAD: Final = 0.05
 """Synchronized ranks finish their steps together: their mean step times differ by less than this."""
@@ -63,8 +59,7 @@ class RankView:
 
     @cached_property
     def own(self) -> Across:
-        """A rank's own work in a step: everything but waiting for others."""
-        return Across(self.window.step_ns - self.window.of(SYNC))
+        return self.window.own
 
     @cached_property
     def coupled(self) -> bool:
@@ -110,7 +105,7 @@ class RankView:
         own = self.own.values
         if not (self.coupled and self.window.measured(SYNC) and self.sync_is_known):
             return None
-        last = np.argmax(own, axis=0)
+        last = self.window.last
         latest = own.max(axis=0)
         others = self.own.median_beside(latest)
         late, early = latest - others, others - own.min(axis=0)
@@ -170,8 +165,7 @@ class RankView:
         return float(np.mean(np.maximum(others, own[at]) - without)) / 1e6
 
     def rhythm(self, at: int) -> str:
-        last = np.argmax(self.own.values, axis=0)
-        share = float(np.mean(last == at))
+        share = float(np.mean(self.window.last == at))
         return (
             "in nearly every step" if share >= FIXED_SHARE else f"but only in {fmt.share(share)} of the steps"
         )

@@ -6,23 +6,11 @@ from typing import Final
 
 import numpy as np
 
-from traceml.analyze.rank_view import (
-    CHECKPOINT,
-    COMPUTE,
-    H2D,
-    INPUT,
-    MOST_NAMED,
-    SYNC,
-    VALIDATION,
-    RankView,
-    Turns,
-)
+from traceml.analyze.rank_view import MOST_NAMED, RankView, Turns
 from traceml.analyze.rule import EXPLAINED, Measured, Rule, typical_level
-from traceml.analyze.window import WAIT, Across
+from traceml.analyze.window import CHECKPOINT, COMPUTE, H2D, INPUT, LABELS, SYNC, VALIDATION, WAIT, Across
 from traceml.schema import catalog as c
 from traceml.schema import fmt
-
-LABELS: Final = {p.key: p.label.lower() for p in c.PHASES}
 
 
 def _straggler(view: RankView, values: Across, phase: str, what: str) -> Measured | None:

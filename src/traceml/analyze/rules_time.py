@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from traceml.analyze.rank_view import FIXED_SHARE
-from traceml.analyze.rule import CRIT_SHARE, EXPLAINED, WARN_SHARE, Measured, Rule, typical_level
-from traceml.analyze.shape import Shift, find_period, find_shift, slow_steps
-from traceml.analyze.window import PHASE_KEYS, WAIT, Floats, Window, median_of_ranks
+from traceml.analyze.rule import EXPLAINED, Measured, Rule, typical_level
+from traceml.analyze.shape import Shift, find_shift
+from traceml.analyze.window import (
+    BACKWARD,
+    CHECKPOINT,
+    COMPUTE,
+    FORWARD,
+    H2D,
+    INPUT,
+    LABELS,
+    OPTIMIZER,
+    SYNC,
+    VALIDATION,
+    WAIT,
+    Floats,
+    Window,
+    median_of_ranks,
+)
 from traceml.schema import catalog as c
 from traceml.schema import fmt
 
-INPUT, H2D, FORWARD, BACKWARD, SYNC, OPTIMIZER, VALIDATION, CHECKPOINT = PHASE_KEYS
-COMPUTE: Final = tuple(PHASE_KEYS[i] for i in c.COMPUTE_PHASES)
-LABELS: Final = {p.key: p.label.lower() for p in c.PHASES} | {WAIT: "wait"}
 COMPUTE_SHARE: Final = 0.90
 
 
@@ -75,54 +85,6 @@ class TimeView:
         level: Floats = self.pace.copy()
         level[self.shift.at :] *= self.shift.before / self.shift.after
         return level
-
-    def excess(self, chosen: Any, others: Any, level: Callable[[Floats], Any]) -> dict[str, float]:
-        """How much more each phase takes in the chosen steps than in the others (medians over ranks), ms.
-
-        `level` is what a phase takes in the chosen steps: the mean of slow steps, which are slow each in its
-        own way; the median after a shift, which is a shift of the typical step.
-        """
-        window = self.window
-        typical = {k: window.across(k).median for k in (*COMPUTE, INPUT, H2D, SYNC)}
-        typical[WAIT] = median_of_ranks(self.wait)
-        typical["garbage collection"] = median_of_ranks(window.gc_ns)
-        return {k: float(level(v[chosen]) - np.median(v[others])) / 1e6 for k, v in typical.items()}
-
-    def late_excess(
-        self, chosen: Any, others: Any, level: Callable[[Floats], Any]
-    ) -> tuple[dict[str, float], tuple[int, ...]]:
-        """The same of the rank that the others wait for in each of the chosen steps, and which one it is."""
-        window = self.window
-        own = window.step_ns - window.of(SYNC)
-        last = np.argmax(own[:, chosen], axis=0)
-        found = {}
-        for key in (*COMPUTE, INPUT, H2D, VALIDATION, CHECKPOINT, WAIT):
-            mine = window.of(key)[:, chosen][last, np.arange(len(last))]
-            found[key] = float(level(mine) - np.median(window.across(key).median[others])) / 1e6
-        at, times = np.unique(last, return_counts=True)
-        fixed = times.max() >= FIXED_SHARE * len(last)
-        return found, (window.ranks[int(at[times.argmax()])],) if fixed else ()
-
-
-def _blame(
-    view: TimeView, chosen: Any, others: Any, level: Callable[[Floats], Any], whole_ms: float
-) -> tuple[str, float, tuple[int, ...]]:
-    """The phase that explains the excess, its part of it, and the rank if it is one rank's doing."""
-    name, part = _explains(view.excess(chosen, others, level), whole_ms)
-    if name not in ("", SYNC) or len(view.window.ranks) < 2:
-        return name, part, ()
-    # The others wait: what they wait for is in the rank that comes last.
-    late, ranks = view.late_excess(chosen, others, level)
-    cause, share = _explains(late, whole_ms)
-    return (cause, share, ranks) if cause else (name, part, ())
-
-
-def _words_of(name: str, part: float, ranks: tuple[int, ...]) -> tuple[str, str]:
-    """(where the excess is, the place to look at)."""
-    if not name:
-        return "spread over phases", "several phases"
-    place = LABELS.get(name, name) + "".join(f" on r{rank}" for rank in ranks)
-    return f"{fmt.share(part)} of it in {place}", place
 
 
 def _bound(view: TimeView, values: Floats, phase: str, burst: int = 1) -> Measured:
@@ -215,99 +177,6 @@ def _where(window: Window) -> tuple[str, float]:
     return c.WAIT_PLACES[at].where, float(totals[at] / max(totals.sum(), 1.0))
 
 
-def jitter(view: TimeView) -> Measured | None:
-    """The typical step is healthy, but slow steps in between cost a good part of all time."""
-    pace = view.level_pace
-    slow = slow_steps(pace)
-    if not len(slow):
-        return None
-    others = np.setdiff1d(np.arange(len(pace)), slow)
-    typical = float(np.median(pace[others]))
-    lost = float((pace[slow] - typical).sum())
-    share = lost / float(np.median(view.window.judged_ns.sum(axis=1)))
-    per_slow_ms = lost / len(slow) / 1e6
-    period = find_period(slow)
-    name, part, ranks = _blame(view, slow, others, np.mean, per_slow_ms)
-    where, place = _words_of(name, part, ranks)
-    rhythm = f"every {period} steps" if period else f"{len(slow)} of {len(pace)} steps, no rhythm"
-    return Measured(
-        level=_jitter_level(share - view.window.cpu_delay_share, bool(name or period)),
-        score=share,
-        words={
-            "rhythm": rhythm,
-            "share": fmt.share(share),
-            "extra": fmt.ms(per_slow_ms),
-            "typical": fmt.ms(typical / 1e6),
-            "where": where,
-            "place": place,
-        },
-        phase=name if name in LABELS else None,
-        ranks=ranks,
-        evidence={
-            "slow_steps": len(slow),
-            "period": period,
-            "cpu_delay_share": view.window.cpu_delay_share,
-            "extra_ms": per_slow_ms,
-            "typical_ms": typical / 1e6,
-            "where": name,
-        },
-        cost_ms=lost / len(pace) / 1e6,
-    )
-
-
-def _jitter_level(share: float, has_shape: bool) -> float:
-    """What other processes took from us has been taken out: that is the machine's unrest, not the
-    training's. Slow steps without a rhythm or a phase of their own are never more than a warning."""
-    return share if has_shape else min(share, WARN_SHARE + 0.5 * (CRIT_SHARE - WARN_SHARE))
-
-
-def _explains(excess: dict[str, float], whole_ms: float) -> tuple[str, float]:
-    """The phase that explains the excess, and its part; an empty name when none reaches 80 %."""
-    gc = excess.pop("garbage collection", 0.0)
-    if whole_ms > 0 and gc >= EXPLAINED * whole_ms:
-        return "garbage collection", gc / whole_ms
-    name = max(excess, key=lambda k: excess[k])
-    if whole_ms <= 0 or excess[name] < EXPLAINED * whole_ms:
-        return "", 0.0
-    return name, min(1.0, excess[name] / whole_ms)
-
-
-def slowdown(view: TimeView) -> Measured | None:
-    """Step time rose at some step and never came back."""
-    shift = view.shift
-    if shift is None:
-        return None
-    window = view.window
-    index = np.arange(window.count)
-    extra_ms = (shift.after - shift.before) / 1e6
-    after = index >= shift.at
-    name, part, ranks = _blame(view, after, ~after, np.median, extra_ms)
-    where, _ = _words_of(name, part, ranks)
-    late = 1 - shift.at / window.count
-    share = extra_ms * late / max(window.mean_ms(window.judged_ns), 1e-9)
-    step = int(window.steps[shift.at])
-    return Measured(
-        level=shift.after / shift.before - 1 - window.cpu_delay_share,
-        score=share,
-        words={
-            "step": f"{step}",
-            "before": fmt.ms(shift.before / 1e6),
-            "after": fmt.ms(shift.after / 1e6),
-            "rise": fmt.share(shift.after / shift.before - 1),
-            "where": where,
-        },
-        phase=name if name in LABELS else None,
-        ranks=ranks,
-        evidence={
-            "since_step": step,
-            "before_ms": shift.before / 1e6,
-            "after_ms": shift.after / 1e6,
-            "where": name,
-        },
-        cost_ms=extra_ms * late,
-    )
-
-
 def compute_bound(view: TimeView) -> Measured | None:
     """Forward, backward and optimizer fill the step: the model itself is the cost."""
     window = view.window
@@ -354,25 +223,6 @@ BOUNDS: Final[tuple[Rule[TimeView], ...]] = (
         "{cost} of a {step} step ({share}) is neither input nor model work: {part}.",
         "Inspect that time: {advice}.",
         needs=(FORWARD, BACKWARD, OPTIMIZER),
-    ),
-)
-CHANGES: Final[tuple[Rule[TimeView], ...]] = (
-    Rule(
-        "SLOWDOWN",
-        "SLOWDOWN",
-        slowdown,
-        "Since step {step} a step takes {after} instead of {before} (+{rise}), {where}.",
-        "Look at what changed at step {step}: data, sequence length, a growing structure, a noisy neighbour.",
-        warn=0.15,
-        crit=0.30,
-    ),
-    Rule(
-        "JITTER",
-        "JITTER",
-        jitter,
-        "Slow steps ({rhythm}) take {extra} more than the typical {typical} and cost {share} of all "
-        "time, {where}.",
-        "Find what happens in those steps, in {place}.",
     ),
 )
 COMPUTE_RULE: Final[Rule[TimeView]] = Rule(

@@ -15,6 +15,9 @@ Floats = NDArray[np.float64]
 WAIT = "wait"
 MOST_FOR_MEDIAN = 1_024
 PHASE_KEYS: tuple[str, ...] = tuple(p.key for p in c.PHASES)
+INPUT, H2D, FORWARD, BACKWARD, SYNC, OPTIMIZER, VALIDATION, CHECKPOINT = PHASE_KEYS
+COMPUTE = tuple(PHASE_KEYS[i] for i in c.COMPUTE_PHASES)
+LABELS = {p.key: p.label.lower() for p in c.PHASES} | {WAIT: "wait"}
 
 
 def middle(values: Floats) -> float:
@@ -164,11 +167,22 @@ class Window:
     @cached_property
     def compute(self) -> Across:
         """Forward, backward and optimizer together; NaN unless all of them were measured."""
-        first, *others = (self.plane(c.PHASES[i].key) for i in c.COMPUTE_PHASES)
+        first, *others = map(self.plane, COMPUTE)
         total = first.copy()
         for plane in others:
             total += plane
         return Across(total)
+
+    @cached_property
+    def own(self) -> Across:
+        """A rank's own work in a step: everything but waiting for others."""
+        return Across(self.step_ns - self.of(SYNC))
+
+    @cached_property
+    def last(self) -> NDArray[np.intp]:
+        """For each step the index of the rank that the others wait for: the one with the most own work."""
+        found: NDArray[np.intp] = np.argmax(self.own.values, axis=0)
+        return found
 
     @cached_property
     def judged_ns(self) -> Floats:

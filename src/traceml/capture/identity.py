@@ -14,6 +14,8 @@ import threading
 import time
 from typing import Any
 
+from traceml.schema.slurm import find_task
+
 
 def _from_environment(*names: str) -> int | None:
     for name in names:
@@ -25,10 +27,11 @@ def _from_environment(*names: str) -> int | None:
 
 def identify(torch: Any) -> dict[str, Any]:
     """The identity part of a rank's recording header."""
-    # A batch script has Slurm's variables too, but only `srun` starts tasks.
-    slurm = ("SLURM_PROCID", "SLURM_NTASKS") if "SLURM_STEP_ID" in os.environ else ("", "")
-    rank = _from_environment("RANK", slurm[0])
-    world_size = _from_environment("WORLD_SIZE", slurm[1])
+    task = find_task(os.environ)
+    rank, world_size = _from_environment("RANK"), _from_environment("WORLD_SIZE")
+    if task is not None:
+        rank = task.task if rank is None else rank
+        world_size = task.tasks if world_size is None else world_size
     distributed = getattr(torch, "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         rank, world_size = distributed.get_rank(), distributed.get_world_size()

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from traceml.errors import CommandError, failsafe, say
+from traceml.schema.slurm import find_task
 from traceml.settings import Settings
 
 DRAIN_S: Final = 10.0
 MASTER_PORT: Final = 29_500
-FIRST_SPECIAL_STEP: Final = 0xFFFF_FF00
-"""Slurm numbers a job's batch script and the like from here on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +60,11 @@ def _place(settings: Settings, index: int, count: int, name: str | None) -> Plac
 
 
 def _slurm_place(settings: Settings, environment: Mapping[str, str], stem: str) -> Place | None:
-    """Of a task that `srun` started. A batch script has most of these variables too, but is no task."""
-    told = [environment.get(f"SLURM_{k}", "") for k in ("NTASKS", "PROCID", "STEP_ID", "JOB_ID")]
-    if not all(text.isdigit() for text in told):
+    """Of a task that `srun` started with others."""
+    found = find_task(environment)
+    if found is None or found.tasks < 2:
         return None
-    tasks, task, step, job = (int(text) for text in told)
-    if not task < tasks or tasks < 2 or step >= FIRST_SPECIAL_STEP:
-        return None
+    tasks, task, step, job = found
     again = environment.get("SLURM_RESTART_COUNT", "0")
     name = f"{stem}-slurm-{job}.{step}" + (f".{again}" if again != "0" else "")
     place = _place(settings, task, tasks, settings.run_name or name)

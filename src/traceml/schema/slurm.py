@@ -1,0 +1,27 @@
+"""Which task of a Slurm job this process belongs to, by its environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+FIRST_SPECIAL_STEP: Final = 0xFFFF_FF00
+"""Slurm numbers a job's batch script and the like from here on."""
+
+
+class Task(NamedTuple):
+    """One of the processes that `srun` started together."""
+
+    tasks: int
+    task: int
+    step: int
+    job: int
+
+
+def find_task(environment: Mapping[str, str]) -> Task | None:
+    """A batch script has most of these variables too, but only `srun` starts tasks."""
+    told = [environment.get(f"SLURM_{k}", "") for k in ("NTASKS", "PROCID", "STEP_ID", "JOB_ID")]
+    if not all(text.isdigit() for text in told):
+        return None
+    found = Task(*map(int, told))
+    return found if found.task < found.tasks and found.step < FIRST_SPECIAL_STEP else None

@@ -12,11 +12,15 @@ from typing import Any
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SRC = Path(__file__).parents[2] / "src"
+PYTHONPATH = f"{SRC}{os.pathsep}{SCRIPTS}"  # TraceML, and `naps` for scripts in other folders
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Expected verdict, and the injected milliseconds that must come out as a number."""
+    """Expected verdict, and the injected milliseconds that must come out as a number.
+
+    `naps` names those sleeps of the script that are the fault, if it has others.
+    """
 
     name: str
     words: tuple[str, ...]
@@ -28,6 +32,7 @@ class Scenario:
     injected_ms: float = 0.0
     tolerance: float = 0.15
     steps: int = 80
+    naps: str = ""
     says: str = ""
     micro_batches: int = 1
     evidence: dict[str, Any] = field(default_factory=dict)
@@ -35,7 +40,7 @@ class Scenario:
 
 def traceml(*words: str, cwd: Path, **more: Any) -> subprocess.CompletedProcess[str]:
     """Run `traceml` of this checkout as a user would."""
-    environment = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1", **more.pop("env", {})}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", **more.pop("env", {})}
     return subprocess.run(
         [sys.executable, "-m", "traceml", *words],
         cwd=cwd,
@@ -46,6 +51,14 @@ def traceml(*words: str, cwd: Path, **more: Any) -> subprocess.CompletedProcess[
         check=False,
         **more,
     )
+
+
+def really(folder: Path, asked_ms: float, steps: int, naps: str = "") -> float:
+    """What `asked_ms` of sleep a step really took, by the script's own clock, without the first step."""
+    lines = map(json.loads, (folder / "naps.jsonl").read_text().splitlines())
+    slept = [line for line in lines if naps in ("", line["name"])]
+    slept = slept[len(slept) // steps :]
+    return asked_ms * float(sum(line["took"] for line in slept)) / sum(line["asked"] for line in slept)
 
 
 def run(scenario: Scenario, folder: Path) -> tuple[dict[str, Any], subprocess.CompletedProcess[str]]:
@@ -155,6 +168,7 @@ SCENARIOS = (
         phase="wait",
         steps=120,
         says="every 10 steps",
+        naps="jitter",
         evidence={"extra_ms": (60, 0.15), "period": (10, 0.0)},
     ),
     Scenario(

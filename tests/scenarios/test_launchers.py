@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios.scenario import traceml
+from tests.scenarios.scenario import really, traceml
 from tests.scenarios.test_ranks import DDP
 
 pytestmark = pytest.mark.scenario
@@ -40,9 +40,9 @@ def test_processes_that_the_script_spawns(tmp_path: Path) -> None:
 
 
 ACCELERATE = """
-import time
 import torch
 from accelerate import Accelerator
+from naps import nap
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 torch.set_num_threads(1)
@@ -52,7 +52,8 @@ class Model(nn.Module):
         super().__init__()
         self.linear = nn.Linear(32, 1)
     def forward(self, x):
-        time.sleep(0.045 if accelerator.process_index == 1 else 0.015)
+        nap(15, "base")
+        nap(30 * accelerator.process_index, "fault")
         return self.linear(x)
 model = Model()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -74,7 +75,7 @@ def test_accelerate_launch_as_the_command(tmp_path: Path) -> None:
     assert summary["run"]["steps"]["total"] == 40
     primary = summary["primary_diagnosis"]
     assert (primary["status"], primary["ranks"], primary["phase"]) == ("COMPUTE STRAGGLER", [1], "forward")
-    assert primary["evidence"]["excess_ms"] == pytest.approx(30, rel=0.2)
+    assert primary["evidence"]["excess_ms"] == pytest.approx(really(tmp_path, 30, 40, "fault"), rel=0.2)
 
 
 SPAWN = """
@@ -94,8 +95,9 @@ if __name__ == "__main__":
 
 
 FSDP = """
-import sys, time
+import sys
 import torch, torch.distributed as dist
+from naps import nap
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 torch.set_num_threads(1)
@@ -105,7 +107,8 @@ class Block(nn.Module):
         super().__init__()
         self.linear = nn.Linear(64, 64)
     def forward(self, x):
-        time.sleep(0.03 if dist.get_rank() == 1 else 0.005)
+        nap(5, "base")
+        nap(25 * dist.get_rank(), "fault")
         return torch.relu(self.linear(x))
 model = nn.Sequential(Block(), nn.Linear(64, 1))
 if sys.argv[1] == "2":
@@ -132,7 +135,7 @@ def test_fsdp_waits_inside_its_collectives(tmp_path: Path, version: str) -> None
     assert summary["step_time"]["metrics"]["sync_ms"]["worst"]["rank"] == 0
     primary = summary["primary_diagnosis"]
     assert (primary["status"], primary["ranks"], primary["phase"]) == ("COMPUTE STRAGGLER", [1], "forward")
-    assert primary["evidence"]["excess_ms"] == pytest.approx(25, rel=0.2)
+    assert primary["evidence"]["excess_ms"] == pytest.approx(really(tmp_path, 25, 40, "fault"), rel=0.2)
 
 
 def test_weights_are_bit_for_bit_those_of_plain_training(tmp_path: Path) -> None:

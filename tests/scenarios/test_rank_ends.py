@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios.scenario import SRC, traceml
+from tests.scenarios.scenario import PYTHONPATH, traceml
 from tests.scenarios.test_ranks import DDP, run
 
 pytestmark = pytest.mark.scenario
@@ -47,7 +47,7 @@ def test_a_rank_that_hangs_is_noticed_live(tmp_path: Path) -> None:
     running = subprocess.Popen(
         [*command, "--nproc-per-node", "2", "--", "--hang-at", "20"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(SRC)},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios.scenario import SCRIPTS, traceml
+from tests.scenarios.scenario import SCRIPTS, really, traceml
 
 pytestmark = pytest.mark.scenario
 DDP = str(SCRIPTS / "ddp.py")
@@ -64,7 +64,8 @@ def test_the_rank_the_phase_and_the_cost_are_named(
     assert summary["run"]["steps"]["total"] == 60
     if scenario.injected_ms is not None:
         assert primary["ranks"] == [culprit]
-        assert primary["evidence"]["excess_ms"] == pytest.approx(scenario.injected_ms, rel=0.2)
+        slept = really(tmp_path, scenario.injected_ms, 60, "fault")
+        assert primary["evidence"]["excess_ms"] == pytest.approx(slept, rel=0.2)
     if scenario.phase is not None:
         assert primary["phase"] == scenario.phase
 
@@ -77,7 +78,7 @@ def test_a_rotating_culprit_is_said_to_rotate(tmp_path: Path, ranks: int) -> Non
     assert (primary["status"], primary["ranks"]) == ("COMPUTE STRAGGLER", []), done.stderr
     assert primary["phase"] == "forward"
     assert "take turns" in primary["summary"]
-    assert primary["evidence"]["excess_ms"] == pytest.approx(30, rel=0.2)
+    assert primary["evidence"]["excess_ms"] == pytest.approx(really(tmp_path, 30, 60, "fault"), rel=0.2)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

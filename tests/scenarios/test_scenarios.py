@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios.scenario import SCENARIOS, Scenario, run
+from tests.scenarios.scenario import SCENARIOS, Scenario, really, run
 
 
 @pytest.mark.scenario
@@ -16,12 +16,12 @@ def test_scenario_gets_the_right_label_and_number(scenario: Scenario, tmp_path: 
     """The injected fault is named, its milliseconds are right, and no step is lost."""
     summary, done = run(scenario, tmp_path)
     assert done.returncode == 0, done.stderr
-    for problem in problems(scenario, summary):
+    for problem in problems(scenario, summary, tmp_path):
         pytest.fail(f"{problem}\n{done.stderr}")
 
 
-def problems(scenario: Scenario, summary: dict[str, Any]) -> list[str]:
-    """Everything about this summary that is not as the scenario says."""
+def problems(scenario: Scenario, summary: dict[str, Any], folder: Path) -> list[str]:
+    """Everything about this summary of a run in `folder` that is not as the scenario says."""
     found = []
     allowed = (scenario.status,) if isinstance(scenario.status, str) else scenario.status
     diagnosis = summary[scenario.section]["diagnosis"]
@@ -35,10 +35,12 @@ def problems(scenario: Scenario, summary: dict[str, Any]) -> list[str]:
         found.append(f"{diagnosis['summary']!r} does not say {scenario.says!r}")
     if scenario.metric is not None:
         value = summary["step_time"]["metrics"][scenario.metric]["median"]["value"]
-        slack = scenario.tolerance * scenario.injected_ms
-        if value is None or not -0.02 * scenario.injected_ms <= value - scenario.injected_ms <= slack + 1.5:
-            found.append(f"{scenario.metric} is {value}, injected {scenario.injected_ms}")
+        slept = really(folder, scenario.injected_ms, scenario.steps, scenario.naps)
+        if value is None or not -0.02 * slept <= value - slept <= scenario.tolerance * slept + 1.5:
+            found.append(f"{scenario.metric} is {value}, injected {slept}")
     for key, (expected, tolerance) in scenario.evidence.items():
+        if key.endswith("_ms"):
+            expected = really(folder, expected, scenario.steps, scenario.naps)
         value = diagnosis["evidence"].get(key)
         if value is None or abs(value - expected) > tolerance * expected:
             found.append(f"{key} is {value}, injected {expected}")

@@ -262,6 +262,15 @@ def test_jitter_without_a_rhythm_says_so() -> None:
     assert "6 of 100 steps, no rhythm" in found.summary
 
 
+def test_a_rhythm_is_heard_through_a_busy_machine() -> None:
+    """Small irregular slow steps beside the large regular ones: period and size are those of the large."""
+    forward = every(10, 110.0, 100, otherwise=50.0)
+    forward[[3, 7, 22, 36, 38, 64, 77, 93]] += 27.0
+    found = first(window(forward=forward))
+    assert (found.kind, found.evidence["period"], found.evidence["slow_steps"]) == ("JITTER", 10, 10)
+    assert found.evidence["extra_ms"] == pytest.approx(60)
+
+
 def test_jitter_in_several_phases_names_none() -> None:
     """A cause is named only when it explains 80 % of the excess."""
     found = first(

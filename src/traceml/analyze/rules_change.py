@@ -10,7 +10,7 @@ import numpy as np
 from traceml.analyze.rank_view import FIXED_SHARE
 from traceml.analyze.rule import CRIT_SHARE, EXPLAINED, WARN_SHARE, Measured, Rule
 from traceml.analyze.rules_time import TimeView
-from traceml.analyze.shape import find_period, slow_steps
+from traceml.analyze.shape import find_period, main_ones, slow_steps
 from traceml.analyze.window import (
     CHECKPOINT,
     COMPUTE,
@@ -68,12 +68,16 @@ def jitter(view: TimeView) -> Measured | None:
     slow = slow_steps(pace)
     if not len(slow):
         return None
+    period = find_period(slow)
+    if period is None:
+        main = main_ones(slow, pace[slow] - np.median(pace))
+        period = find_period(main)
+        slow = slow if period is None else main
     others = np.setdiff1d(np.arange(len(pace)), slow)
     typical = float(np.median(pace[others]))
     lost = float((pace[slow] - typical).sum())
     share = lost / float(np.median(view.window.judged_ns.sum(axis=1)))
     per_slow_ms = lost / len(slow) / 1e6
-    period = find_period(slow)
     name, part, ranks = _blame(view, slow, others, np.mean, per_slow_ms)
     where, place = _words_of(name, part, ranks)
     rhythm = f"every {period} steps" if period else f"{len(slow)} of {len(pace)} steps, no rhythm"

@@ -75,6 +75,14 @@ def slow_steps(values: Floats) -> NDArray[np.int64]:
     return slow
 
 
+def main_ones(slow: NDArray[np.int64], excess: Floats) -> NDArray[np.int64]:
+    """Those of the size that makes up most of the loss: a busy machine adds small ones of its own."""
+    largest = np.sort(excess)[::-1]
+    core = int(np.searchsorted(np.cumsum(largest), largest.sum() / 2))
+    found: NDArray[np.int64] = slow[excess >= largest[core] / 2]
+    return found
+
+
 def find_period(indices: NDArray[np.int64]) -> int | None:
     """The rhythm of these steps, if at least 80 % of the distances agree."""
     if len(indices) < FEWEST_SLOW + 1:

@@ -1,23 +1,23 @@
 """Hugging Face Trainer on a tiny random model; knows nothing of TraceML."""
 
 import sys
-import time
 
 import torch
+from naps import nap
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 sample_ms, forward_ms, eval_ms = (float(v) for v in sys.argv[1:4])
 
 
 class Data(torch.utils.data.Dataset):
-    def __init__(self, count, sleep_ms):
-        self.count, self.sleep_ms = count, sleep_ms
+    def __init__(self, count, sleep_ms, name):
+        self.count, self.sleep_ms, self.name = count, sleep_ms, name
 
     def __len__(self):
         return self.count
 
     def __getitem__(self, index):
-        time.sleep(self.sleep_ms / 1000)
+        nap(self.sleep_ms, self.name)
         return {
             "input_ids": torch.randint(0, 100, (16,)),
             "attention_mask": torch.ones(16, dtype=torch.long),
@@ -27,7 +27,7 @@ class Data(torch.utils.data.Dataset):
 
 class Model(BertForSequenceClassification):
     def forward(self, input_ids=None, attention_mask=None, labels=None, **more):
-        time.sleep(forward_ms / 1000 if self.training else 0)
+        nap(forward_ms if self.training else 0, "forward")
         return super().forward(input_ids=input_ids, attention_mask=attention_mask, labels=labels, **more)
 
 
@@ -50,6 +50,9 @@ arguments = TrainingArguments(
     disable_tqdm=True,
 )
 trainer = Trainer(
-    model=Model(config), args=arguments, train_dataset=Data(1000, sample_ms), eval_dataset=Data(8, eval_ms)
+    model=Model(config),
+    args=arguments,
+    train_dataset=Data(1000, sample_ms, "input"),
+    eval_dataset=Data(8, eval_ms, "validation"),
 )
 trainer.train()

@@ -1,24 +1,24 @@
 """Lightning on a tiny model, automatic optimization; knows nothing of TraceML."""
 
 import sys
-import time
 
 import lightning
 import torch
+from naps import nap
 from torch import nn
 
 sample_ms, forward_ms, eval_ms = (float(v) for v in sys.argv[1:4])
 
 
 class Data(torch.utils.data.Dataset):
-    def __init__(self, count, sleep_ms):
-        self.count, self.sleep_ms = count, sleep_ms
+    def __init__(self, count, sleep_ms, name):
+        self.count, self.sleep_ms, self.name = count, sleep_ms, name
 
     def __len__(self):
         return self.count
 
     def __getitem__(self, index):
-        time.sleep(self.sleep_ms / 1000)
+        nap(self.sleep_ms, self.name)
         return torch.randn(16), torch.randn(1)
 
 
@@ -28,7 +28,7 @@ class Net(nn.Module):
         self.body = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
 
     def forward(self, x):
-        time.sleep(forward_ms / 1000 if self.training else 0)
+        nap(forward_ms if self.training else 0, "forward")
         return self.body(x)
 
 
@@ -61,4 +61,8 @@ trainer = lightning.Trainer(
     default_root_dir="out",
 )
 loader = torch.utils.data.DataLoader
-trainer.fit(Module(), loader(Data(328, sample_ms), batch_size=4), loader(Data(8, eval_ms), batch_size=4))
+trainer.fit(
+    Module(),
+    loader(Data(328, sample_ms, "input"), batch_size=4),
+    loader(Data(8, eval_ms, "validation"), batch_size=4),
+)

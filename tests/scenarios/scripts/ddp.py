@@ -7,6 +7,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from naps import nap
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
@@ -42,10 +43,9 @@ if args.starve:
         file.write(str(os.getpid()))
 
 
-def sleep(ms):
-    mine = step % world if args.rotate else args.rank
-    if ms and rank == mine:
-        time.sleep(ms / 1000)
+def fault(name):
+    if rank == (step % world if args.rotate else args.rank):
+        nap(getattr(args, name), "fault")
 
 
 class Data(Dataset):
@@ -56,7 +56,7 @@ class Data(Dataset):
         return self.batches
 
     def __getitem__(self, index):
-        sleep(args.input)
+        fault("input")
         return torch.randn(8, 32), torch.randn(8, 1)
 
 
@@ -67,7 +67,7 @@ class SlowBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        sleep(args.backward)
+        fault("backward")
         return grad
 
 
@@ -77,14 +77,14 @@ class Model(nn.Module):
         self.first, self.last = nn.Linear(32, 64), nn.Linear(64, 1)
 
     def forward(self, x):
-        time.sleep(args.base / 1000)
-        sleep(args.forward)
+        nap(args.base, "base")
+        fault("forward")
         return self.last(SlowBackward.apply(torch.relu(self.first(x))))
 
 
 class SlowSGD(torch.optim.SGD):
     def step(self, closure=None):
-        sleep(args.optimizer)
+        fault("optimizer")
         return super().step(closure)
 
 

@@ -4,11 +4,11 @@ PHASE of RANK (input, forward, backward) takes 30 ms more in each step; every fo
 """
 
 import sys
-import time
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from naps import nap
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -24,7 +24,7 @@ STEPS = 40
 
 def fault(phase):
     if (phase, rank) == (slow_phase, slow_rank):
-        time.sleep(0.03)
+        nap(30, "fault")
 
 
 class SlowBackward(torch.autograd.Function):
@@ -53,7 +53,7 @@ class Model(nn.Module):
         self.first, self.between, self.last = nn.Linear(32, 64), between, nn.Linear(64, 1)
 
     def forward(self, x):
-        time.sleep(0.04)
+        nap(40, "base")
         fault("forward")
         return self.last(SlowBackward.apply(self.between(self.first(x))))
 

@@ -1,9 +1,9 @@
 """Two models, two optimizers, one iteration: a GAN that knows nothing of TraceML."""
 
 import sys
-import time
 
 import torch
+from naps import nap
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -16,7 +16,7 @@ class Generator(nn.Module):
         self.body = nn.Sequential(nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 64))
 
     def forward(self, z):
-        time.sleep(sleep_ms / 2000)  # called twice an iteration
+        nap(sleep_ms / 2, "forward")  # called twice an iteration
         return self.body(z)
 
 

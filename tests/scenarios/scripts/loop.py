@@ -5,9 +5,9 @@ import gc
 import io
 import json
 import os
-import time
 
 import torch
+from naps import nap
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -44,11 +44,6 @@ args = parser.parse_args()
 torch.manual_seed(0)
 
 
-def sleep(ms):
-    if ms:
-        time.sleep(ms / 1000)
-
-
 class Data(Dataset):
     """One sample is one batch, so that the sleep is per batch whatever the batch size."""
 
@@ -59,7 +54,7 @@ class Data(Dataset):
         return self.batches
 
     def __getitem__(self, index):
-        sleep(args.batch_sleep)
+        nap(args.batch_sleep, "batch")
         return torch.randn(args.batch, args.width), torch.randn(args.batch, 1)
 
 
@@ -78,7 +73,7 @@ class SlowBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        sleep(args.backward_sleep)
+        nap(args.backward_sleep, "backward")
         return grad
 
 
@@ -89,14 +84,14 @@ class Model(nn.Module):
 
     def forward(self, x):
         if not args.compile:
-            sleep(args.forward_sleep)
+            nap(args.forward_sleep, "forward")
         x = self.body(x)
         return SlowBackward.apply(x) if args.backward_sleep else x
 
 
 class SlowSGD(torch.optim.SGD):
     def step(self, closure=None):
-        sleep(args.optimizer_sleep)
+        nap(args.optimizer_sleep, "optimizer")
         return super().step(closure)
 
 
@@ -110,7 +105,7 @@ def validate(model):
     model.eval()
     with torch.no_grad():
         for x, y in DataLoader(Data(4), batch_size=None):
-            sleep(args.validate_ms / 4)
+            nap(args.validate_ms / 4, "validation")
             nn.functional.mse_loss(model(x), y)
     model.train()
 
@@ -148,7 +143,7 @@ for index, (x, y) in enumerate(loader):
         continue
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=args.autocast):
         loss = nn.functional.mse_loss(trained(x), y)
-    sleep(args.loss_sleep)
+    nap(args.loss_sleep, "loss")
     if scaler is not None:
         if step == 5:
             loss = loss * float("inf")  # the scaler skips this step
@@ -164,11 +159,11 @@ for index, (x, y) in enumerate(loader):
         scaler.update()
     else:
         optimizer.step()
-    sleep(args.step_sleep)
+    nap(args.step_sleep, "step")
     if args.slow_from and step >= args.slow_from:
-        sleep(args.jitter_ms)
+        nap(args.jitter_ms, "jitter")
     if args.jitter_every and step % args.jitter_every == args.jitter_every - 1:
-        sleep(args.jitter_ms)
+        nap(args.jitter_ms, "jitter")
     if log is not None:
         for line in range(args.log_lines):
             log.write(json.dumps({"step": step, "line": line, "loss": loss.item()}) + "\n")
@@ -176,7 +171,6 @@ for index, (x, y) in enumerate(loader):
             os.fsync(log.fileno())
     if args.checkpoint:
         torch.save(model.state_dict(), io.BytesIO())
-        sleep(0)
         torch.save(model.state_dict(), "checkpoint.pt")
     if args.validate_every and step % args.validate_every == args.validate_every - 1:
         validate(model)

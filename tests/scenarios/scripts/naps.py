@@ -1,0 +1,22 @@
+"""Faults for the scenario scripts: sleeps that note how long they really took.
+
+A sleep of 5 ms takes 6 when the machine is busy. What TraceML must find is the time that passed, so
+each nap writes both numbers, and the tests hold TraceML against the second.
+"""
+
+import json
+import os
+import time
+
+
+def nap(ms, name):
+    """Sleep `ms`, if any, and append what was asked and what it took to naps.jsonl in this folder."""
+    if not ms:
+        return
+    began = time.perf_counter()
+    time.sleep(ms / 1000)
+    took_ms = (time.perf_counter() - began) * 1000
+    line = json.dumps({"name": name, "rank": int(os.environ.get("RANK", "0")), "asked": ms, "took": took_ms})
+    file = os.open("naps.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.write(file, line.encode() + b"\n")  # one write: the lines of several processes do not mix
+    os.close(file)

@@ -63,7 +63,7 @@ def test_evaluation_batches_are_validation_not_input(recorder: Recorder, make_tr
             return 4
 
         def __getitem__(self, index: int) -> Any:
-            time.sleep(0.02)
+            time.sleep(0.05)
             return torch.randn(8), torch.randn(1)
 
     model, optimizer, loader = make_training(8)
@@ -80,25 +80,23 @@ def test_evaluation_batches_are_validation_not_input(recorder: Recorder, make_tr
                 for vx, vy in torch.utils.data.DataLoader(Slow(), batch_size=2):
                     LOSS(model(vx), vy)
     validation, inputs = recorder.ms("validation"), recorder.ms("input")
-    assert validation[4] > 75
-    assert validation[6] > 75
-    assert max(inputs) < 15
-    assert sum(v > 1 for v in validation) == 2
+    assert [index for index, ms in enumerate(validation) if ms] == [4, 6]
+    assert min(validation[4], validation[6]) > 195
+    assert max(inputs) < 100
 
 
 def test_looking_at_a_batch_before_training_is_no_step(recorder: Recorder, make_training: Make) -> None:
     """An inspection of a loader, or a sanity check, before the first step is start-up, not input."""
     model, optimizer, loader = make_training(5)
     next(iter(loader))
-    time.sleep(0.05)
     with torch.no_grad():
         model(next(iter(loader))[0])
-    time.sleep(0.05)
+    looked_ns = time.perf_counter_ns()
     for x, y in loader:
         step(model, optimizer, x, y)
     rows = recorder.rows()
     assert len(rows) == 5
-    assert (rows["end_ns"][0] - rows["begin_ns"][0]) / 1e6 < 45
+    assert rows["begin_ns"][0] >= looked_ns
     assert rows["validation"][0] == 0
 
 
@@ -141,18 +139,26 @@ def test_a_loader_on_a_background_thread_is_not_waiting(recorder: Recorder, make
     batches = list(loader)
     done = threading.Event()
 
+    class Slow(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(0.03)
+            return torch.randn(8)
+
     def consume() -> None:
-        for _ in torch.utils.data.DataLoader(range(50), batch_size=1):
-            time.sleep(0.001)
+        for _ in torch.utils.data.DataLoader(Slow(), batch_size=1):
+            pass
         done.set()
 
     thread = threading.Thread(target=consume)
     thread.start()
     for x, y in batches:
         step(model, optimizer, x, y)
-        time.sleep(0.01)
+        time.sleep(0.1)
     assert done.wait(30)
-    assert max(recorder.ms("input")[1:]) < 5 or recorder.rows()["flags"][-1] & c.FLAG_INPUT_INFERRED
+    assert sum(recorder.ms("input")) < 300  # of 600 that the other thread waited
 
 
 def test_loss_module_and_recomputation_are_not_a_second_forward(recorder: Recorder) -> None:
@@ -165,7 +171,7 @@ def test_loss_module_and_recomputation_are_not_a_second_forward(recorder: Record
             self.linear = nn.Linear(8, 1)
 
         def forward(self, x: Any) -> Any:
-            time.sleep(0.01)
+            time.sleep(0.05)
             return self.linear(x)
 
     class Model(nn.Module):
@@ -182,8 +188,8 @@ def test_loss_module_and_recomputation_are_not_a_second_forward(recorder: Record
         optimizer.zero_grad()
         criterion(model(torch.randn(4, 8)), torch.randn(4, 1)).backward()
         optimizer.step()
-    assert all(9.5 < v < 20 for v in recorder.ms("forward")[1:])
-    assert all(9.5 < v < 20 for v in recorder.ms("backward")[1:])
+    assert 49 < np.median(recorder.ms("forward")) < 95
+    assert 49 < np.median(recorder.ms("backward")) < 95
 
 
 def test_a_failed_step_that_is_skipped_publishes_nothing(recorder: Recorder, make_training: Make) -> None:
@@ -192,15 +198,15 @@ def test_a_failed_step_that_is_skipped_publishes_nothing(recorder: Recorder, mak
     for index, (x, y) in enumerate(loader):
         try:
             if index == 2:
-                time.sleep(0.05)
+                time.sleep(0.2)
                 model(torch.randn(3, 5))  # wrong shape
             step(model, optimizer, x, y)
         except RuntimeError:
             continue
     rows = recorder.rows()
     assert list(rows["step"]) == [1, 2, 3, 4, 5]
-    assert (rows["end_ns"] - rows["begin_ns"]).max() / 1e6 < 45
-    assert (rows["begin_ns"][2] - rows["end_ns"][1]) / 1e6 > 45
+    assert (rows["end_ns"] - rows["begin_ns"]).max() / 1e6 < 195
+    assert (rows["begin_ns"][2] - rows["end_ns"][1]) / 1e6 > 195
     assert len(recorder.events("aborted_step")) == 1
 
 
@@ -228,7 +234,7 @@ def test_trace_step_ends_the_step_and_an_aborted_block_publishes_nothing(recorde
         else:
             one(x, fail=False)
     assert len(recorder.rows()) == 4
-    assert all(19 < v < 45 for v in recorder.ms("input")[1:])
+    assert min(recorder.ms("input")[1:]) > 19.5
     assert recorder.rows()["flags"][-1] & c.FLAG_INPUT_INFERRED
 
 
@@ -239,11 +245,11 @@ def test_user_phases_are_exclusive_and_named(recorder: Recorder, make_training: 
         with traceml.phase("augment"):
             time.sleep(0.01)
             with traceml.phase("inner"):
-                time.sleep(0.02)
+                time.sleep(0.06)
         step(model, optimizer, x, y)
     assert recorder.session.user_phases.slots == {"augment": c.FIRST_USER, "inner": c.FIRST_USER + 1}
-    assert all(9.5 < v < 18 for v in recorder.ms("user0"))
-    assert all(19.5 < v < 32 for v in recorder.ms("user1"))
+    assert 9.5 < np.median(recorder.ms("user0")) < 60  # without what is inside
+    assert min(recorder.ms("user1")) > 59
 
 
 def test_many_user_phases_share_the_last_slot(recorder: Recorder, make_training: Make) -> None:
@@ -344,7 +350,7 @@ def test_a_static_batch_leaves_the_gap_as_wait(recorder: Recorder, make_training
     for _ in range(6):
         step(model, optimizer, x, y)
         time.sleep(0.01)
-    assert max(recorder.ms("input")) < 1
+    assert max(recorder.ms("input")) == 0
     assert min(recorder.ms("wait_start")[1:]) > 9.5
 
 

@@ -109,6 +109,20 @@ def test_two_slow_ranks_are_both_named(ranks: int) -> None:
     assert primary.potential_speedup == pytest.approx(69 / 39, rel=0.05)
 
 
+def test_ranks_about_equally_slow_are_named_together() -> None:
+    """Mending the slowest alone would gain little: both are told, with what both cost."""
+    found = coupled(usual(8, forward=lambda rank: {2: 30.0, 5: 25.0}.get(rank, 0.0))).primary_diagnosis
+    assert (found.status, found.ranks, found.phase) == ("COMPUTE STRAGGLER", [2, 5], "forward")
+    assert found.evidence["cost_ms"] == pytest.approx(30, rel=0.05)
+    assert found.evidence["excess_ms"] == pytest.approx(27.5, rel=0.05)
+
+
+def test_ranks_slow_for_different_reasons_are_no_compute_straggler() -> None:
+    """One is late by its forward, another by its input: neither phase is said of both."""
+    found = coupled(usual(8, forward=only(2, 30.0), input=only(5, 28.0))).primary_diagnosis
+    assert (found.status, found.ranks) == ("STRAGGLER", [2, 5])
+
+
 def test_half_of_the_ranks_are_slow() -> None:
     """A slow machine of two: all its ranks are named, and mending them all is what would bring the gain."""
     primary = coupled(usual(8, forward=lambda rank: 100.0 * (rank >= 4))).primary_diagnosis

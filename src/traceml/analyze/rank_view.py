@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceml.analyze.rule import CRIT_SHARE, EXPLAINED, WARN_SHARE, typical_level
-from traceml.analyze.window import COMPUTE, FORWARD, INPUT, OPTIMIZER, SYNC, Across, Floats, Window
+from traceml.analyze.window import COMPUTE, FORWARD, INPUT, OPTIMIZER, SYNC, Across, Floats, Window, middle
 from traceml.schema import fmt
 
 COUPLED_SPREAD: Final = 0.05
@@ -31,7 +31,7 @@ class Excess:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """No single rank is always the last one that the others wait for: how long, and which ranks these are."""
+    """More than one rank holds the others up, together or in turns: by how much, and which ones."""
 
     last: NDArray[np.intp]  # for each step the index of the rank
     level: float  # share of a typical step, without what is ordinary spread or other work's doing
@@ -97,7 +97,7 @@ class RankView:
 
     @cached_property
     def turns(self) -> Turns | None:
-        """Set when ranks that wait for each other do not always wait for the same one, and that matters.
+        """Set when ranks that wait for each other do not all wait for the same one, and that matters.
 
         With equal ranks one is last, too: their ordinary spread, by which the first one is early, does not
         count, nor does a lack of cores.
@@ -110,27 +110,33 @@ class RankView:
         others = self.own.median_beside(latest)
         late, early = latest - others, others - own.min(axis=0)
         blame = np.bincount(last, weights=late, minlength=len(own)) / max(float(late.sum()), 1.0)
-        if blame.max() >= FIXED_SHARE:
+        group = self._late_together(blame)
+        if len(group) < 2 and blame.max() >= FIXED_SHARE:
             return None
         lost, steps = late - early, self.window.step_ns.mean(axis=0)
         share = float(lost.mean() / steps.mean())
         level = typical_level(share, float(np.median(lost / steps))) - self.window.cpu_delay_share
         if level < (WARN_SHARE if len(own) > 2 else CRIT_SHARE):  # of two ranks, noise looks like turns
             return None
-        medians = self.own.rank_medians
-        late_ranks = medians - np.median(medians)
-        group = np.flatnonzero(late_ranks >= EXPLAINED * late_ranks.max())
-        if blame[group].sum() >= EXPLAINED and len(group) <= len(own) // 2:
-            rest = np.delete(own, group, axis=0).max(axis=0)
-            cost_ns = float(np.mean(latest - np.maximum(rest, others)))
-            return Turns(last, level, share, cost_ns / 1e6, tuple(group.tolist()), rotates=False)
+        if group:
+            return Turns(last, level, share, self.replay_ms(*group), group, rotates=False)
         worst = np.argsort(-blame)
         count = int(np.searchsorted(np.cumsum(blame[worst]), EXPLAINED)) + 1
         named = sorted(worst[:count].tolist()) if count <= min(MOST_NAMED, len(own) // 2) else []
         return Turns(last, level, share, float(lost.mean()) / 1e6, tuple(named), rotates=True)
 
+    def _late_together(self, blame: Floats) -> tuple[int, ...]:
+        """The ranks that are about equally late, if they are behind most of the waiting and no majority."""
+        medians = self.own.rank_medians
+        late = medians - middle(medians)
+        group = np.flatnonzero(late >= EXPLAINED * late.max())
+        is_behind_it = blame[group].sum() >= EXPLAINED and len(group) <= len(late) // 2
+        return tuple(group.tolist()) if is_behind_it else ()
+
     def lateness_ns(self, turns: Turns, values: Across) -> float:
-        """How much more the last rank of each step spends on this than the median of the others; the mean."""
+        """How much more the late ranks spend on this than the median of the others; the mean."""
+        if not turns.rotates:
+            return float(np.mean([self.excess_of(values, at) for at in turns.named]))
         mine = turns.of(values.values)
         return float(np.mean(mine - values.median_beside(mine)))
 
@@ -157,12 +163,10 @@ class RankView:
     def excess_of(self, values: Across, at: int) -> float:
         return float(np.median(values.values[at] - values.median_without(at)))
 
-    def replay_ms(self, at: int) -> float:
-        """What a step would save if this rank were like the median of the others."""
+    def replay_ms(self, *at: int) -> float:
+        """What a step would save if these ranks were like the median of the others."""
         own = self.own.values
-        others = np.delete(own, at, axis=0).max(axis=0)
-        without = np.maximum(others, self.own.median_without(at))
-        return float(np.mean(np.maximum(others, own[at]) - without)) / 1e6
+        return float(np.mean(own.max(axis=0) - np.delete(own, at, axis=0).max(axis=0))) / 1e6
 
     def rhythm(self, at: int) -> str:
         share = float(np.mean(self.window.last == at))

@@ -130,7 +130,7 @@ def straggler(view: RankView) -> Measured | None:
         if any(rule(view) is not None for rule in (input_straggler, compute_straggler, h2d_straggler)):
             return None
         phase = view.most_uneven((INPUT, *COMPUTE, CHECKPOINT, VALIDATION, WAIT), view.own)
-        return _straggler(view, view.own, phase, f"its own work, most of it in {LABELS.get(phase, phase)}")
+        return _straggler(view, view.own, phase, f"their own work, most of it in {LABELS.get(phase, phase)}")
     together = view.window.of(INPUT) + view.compute.values
     if view.uneven_in_both:
         found = _straggler(view, Across(together), INPUT, "input and compute together")

@@ -21,6 +21,12 @@ def test_waiting_for_other_processes() -> None:
     assert quiet.delay_s(Usage(10.0, 7.0, 3.0)) == pytest.approx(0.5), "the rest are threads of its own"
 
 
+def test_waiting_because_of_a_quota() -> None:
+    """Nobody else ran, but the quota stopped the job for 4 s: that is not the training's doing either."""
+    cores = Cores.between(times(user=100.0), times(user=104.0), throttled_s=4.0)
+    assert cores.delay_s(Usage(10.0, 4.0, 5.0)) == pytest.approx(4.0)
+
+
 def test_time_that_the_host_took_away() -> None:
     """Cores that worked 8 s and were taken away for 2 s delay a busy thread by a quarter of its work."""
     before, after = times(user=100.0, system=10.0, steal=5.0), times(user=106.0, system=12.0, steal=7.0)

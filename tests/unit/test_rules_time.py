@@ -252,6 +252,13 @@ def test_jitter_fires_at_its_thresholds(extra: float, severity: str | None) -> N
         assert found.score == pytest.approx(share)
 
 
+def test_compute_that_lacked_cores_is_told_to_get_cores() -> None:
+    """Model work fills the step because it waits for a core: optimizing it comes second."""
+    found = first(replace(window(forward=95.0, backward=5.0), cpu_delay_share=0.7))
+    assert found.kind == "COMPUTE_BOUND"
+    assert found.action.startswith("Give it cores first: it waited for one 70.0 % of the time")
+
+
 def test_jitter_without_a_rhythm_says_so() -> None:
     """Irregular slow steps are counted, and no period is claimed."""
     forward = np.full(100, 100.0)

@@ -45,8 +45,8 @@ def notes_of(
             )
     if window.cpu_delay_share >= NOTABLE_CPU_DELAY:
         notes.append(
-            f"Other work was busy on this machine or its host: the training's threads waited for a core "
-            f"{fmt.share(window.cpu_delay_share)} of the time."
+            f"The training's threads waited for a core {fmt.share(window.cpu_delay_share)} of the time: for "
+            "other work on this machine or its host, or because of a CPU quota."
         )
     if window.input_inferred:
         notes.append("Input time is inferred: no loader was seen feeding the loop.")

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from traceml.analyze.rule import EXPLAINED, Measured, Rule, typical_level
+from traceml.analyze.rule import CRIT_SHARE, EXPLAINED, Measured, Rule, typical_level
 from traceml.analyze.shape import Shift, find_shift
 from traceml.analyze.window import (
     BACKWARD,
@@ -194,10 +194,18 @@ def compute_bound(view: TimeView) -> Measured | None:
             "largest": LABELS[largest],
             "part": fmt.ms(part_ms),
             "step": fmt.ms(view.step_ms),
+            "delay": fmt.share(window.cpu_delay_share),
         },
         phase=largest,
         evidence={"share": share, "largest": largest, "largest_ms": part_ms},
+        action=_STARVED if window.cpu_delay_share >= CRIT_SHARE else None,
     )
+
+
+_STARVED: Final = (
+    "Give it cores first: it waited for one {delay} of the time (other jobs, a CPU quota, its own threads). "
+    "Then optimize {largest}."
+)
 
 
 BOUNDS: Final[tuple[Rule[TimeView], ...]] = (

@@ -42,27 +42,30 @@ class Gauges:
         readings = self._gpus.read()
         memory = psutil.virtual_memory()
         used = memory.total - memory.available
+        elapsed_s, throttled_s = self._throttled(now)
         self._system.append(
             now,
             psutil.cpu_percent(),
             used,
             100 * used / memory.total,
-            _or_nan(self._throttled_percent(now)),
+            math.nan if throttled_s is None else 100 * throttled_s / elapsed_s,
             *gpu_columns(readings),
         )
         before, self._cpu_times = self._cpu_times, psutil.cpu_times()
-        cores = Cores.between(before, self._cpu_times)
+        cores = Cores.between(before, self._cpu_times, throttled_s or 0.0)
         for pid, thread in threads.items():
             row = self._process_row(pid, thread, readings, cores)
             if row is not None:
                 self._process.append(now, pid, *row)
 
-    def _throttled_percent(self, now: int) -> float | None:
+    def _throttled(self, now: int) -> tuple[float, float | None]:
+        """(seconds since the last sample, of these: how long the CPU quota stopped the job)."""
         before, before_at = self._quota, self._quota_at
         self._quota, self._quota_at = read_quota(), now
-        if before.throttled_us is None or self._quota.throttled_us is None or now <= before_at:
-            return None
-        return 1e5 * (self._quota.throttled_us - before.throttled_us) / (now - before_at)
+        elapsed_s = (now - before_at) / 1e9
+        if before.throttled_us is None or self._quota.throttled_us is None or elapsed_s <= 0:
+            return elapsed_s, None
+        return elapsed_s, (self._quota.throttled_us - before.throttled_us) / 1e6
 
     def _process_row(
         self, pid: int, thread: int, readings: list[GpuReading], cores: Cores
@@ -96,24 +99,25 @@ class Cores:
 
     worked_s: float
     stolen_s: float  # the host of a virtual machine gave them to others
+    throttled_s: float  # the container's CPU quota was used up
 
     @classmethod
-    def between(cls, before: Any, after: Any) -> Cores:
+    def between(cls, before: Any, after: Any, throttled_s: float = 0.0) -> Cores:
         """From psutil's `cpu_times`."""
 
         def passed(*names: str) -> float:
             return sum(max(0.0, getattr(after, n, 0.0) - getattr(before, n, 0.0)) for n in names)
 
-        return cls(passed("user", "nice", "system", "irq", "softirq"), passed("steal"))
+        return cls(passed("user", "nice", "system", "irq", "softirq"), passed("steal"), throttled_s)
 
     def delay_s(self, usage: Usage) -> float | None:
-        """How long other work kept the training thread from running.
+        """How long other work or a quota kept the training thread from running.
 
         It also waits for threads of its own process; for others at most as long as they ran.
         """
         if usage.waited_s is None:
             return None
-        others_s = max(0.0, self.worked_s - usage.cpu_s)
+        others_s = max(0.0, self.worked_s - usage.cpu_s) + self.throttled_s
         stolen = self.stolen_s / self.worked_s if self.worked_s else 0.0
         delayed_s = min(usage.waited_s, others_s) + stolen * min(usage.cpu_s, usage.elapsed_s)
         return min(delayed_s, usage.elapsed_s)

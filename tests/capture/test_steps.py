@@ -210,6 +210,27 @@ def test_a_failed_step_that_is_skipped_publishes_nothing(recorder: Recorder, mak
     assert len(recorder.events("aborted_step")) == 1
 
 
+def test_an_exception_came_from_the_innermost_phase(recorder: Recorder) -> None:
+    """It passes through an exchange and the forward around it: the exchange is where it came from."""
+
+    class Model(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            if len(x) == 3:
+                torch.distributed.all_reduce("no tensor")
+            if len(x) == 2:
+                raise ValueError("the forward's own")
+            return super().forward(x)
+
+    model = Model(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for rows, slot in ((4, None), (3, c.SYNC), (4, None), (2, c.FORWARD)):
+        try:
+            model(torch.randn(rows, 8)).sum().backward()
+            optimizer.step()
+        except (ValueError, TypeError):
+            assert recorder.session.failed_in == slot
+
+
 def test_trace_step_ends_the_step_and_an_aborted_block_publishes_nothing(recorder: Recorder) -> None:
     """With trace_step the block is the step; the gap before it is input; an exception passes unchanged."""
     model = nn.Linear(4, 1)

@@ -41,6 +41,14 @@ def test_a_rank_that_dies_is_named_with_its_last_step(
     assert says in (summary["run"]["reason"] or "")
 
 
+def test_a_killed_rank_is_named_when_the_others_fail_in_their_forward(tmp_path: Path) -> None:
+    """DDP exchanges buffers at the start of a forward: that exchange fails, not the forward of its own."""
+    summary, done = run(tmp_path, 2, "--kill-at", "25", "--rank", "0", "--buffers")
+    assert done.returncode != 0
+    first = summary["run"]["ranks"]["ended_first"]
+    assert (first["rank"], first["step"]) == (0, 25), summary["run"]["reason"]
+
+
 def test_a_rank_that_hangs_is_noticed_live(tmp_path: Path) -> None:
     """A stall is reported while it lasts, with the phase of each rank; the summary has it too."""
     command = [sys.executable, "-m", "traceml", "run", "--run-name", "r", "--stall-after", "3", DDP]

@@ -121,7 +121,7 @@ class ForwardPatch:
                 result = original(self, *args, **kwargs)
             except BaseException as problem:
                 leave(outer)
-                session.phase_failed(c.FORWARD)
+                session.phase_failed(c.FORWARD, problem)
                 hide_frame(problem)
                 raise
             leave(outer)

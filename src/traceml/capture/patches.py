@@ -59,7 +59,7 @@ def wrap_backward(original: Callable[..., Any], session: Session) -> Callable[..
             result = original(*args, **kwargs)
         except BaseException as problem:
             leave(outer)
-            session.phase_failed(c.BACKWARD)
+            session.phase_failed(c.BACKWARD, problem)
             hide_frame(problem)
             raise
         now = leave(outer)
@@ -99,7 +99,7 @@ def wrap_optimizer_step(
             result = original(*args, **kwargs)
         except BaseException as problem:
             leave(outer)
-            session.phase_failed(c.OPTIMIZER)
+            session.phase_failed(c.OPTIMIZER, problem)
             hide_frame(problem)
             raise
         optimizer = args[optimizer_at] if len(args) > optimizer_at else kwargs.get("optimizer")
@@ -231,7 +231,7 @@ def wrap_collective(original: Callable[..., Any], session: Session) -> Callable[
         try:
             return original(*args, **kwargs)
         except BaseException as problem:
-            session.phase_failed(c.SYNC)
+            session.phase_failed(c.SYNC, problem)
             hide_frame(problem)
             raise
         finally:

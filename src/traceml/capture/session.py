@@ -61,16 +61,14 @@ class Session:
         self.leader = Leader()
         self.attention = True  # the next forward and backward need more than the fast path
         self.stepping = False  # a training step is under way or done: before it is start-up
-        self.failed_in: int | None = None
+        self.failed_in, self.failure = c.WAIT_START, (0, 0)
         self.aborted = False  # an exception left a phase; the next batch drops the step
         self.block_depth = 0
         self.blocks = False  # trace_step ends the steps
-        self.end_after_backward = False
-        self.loader_seen = self.forward_seen = False
+        self.end_after_backward = self.loader_seen = self.forward_seen = self.input_inferred = False
         self.unresolved: list[Any] = []
         self.candidate: Any = None
         self.last_input: Any = None
-        self.input_inferred = False
         self.rss_fd, self.memory_at = -1, 0
         self.first_row = b""
         self.sized = False  # how many parameters are trained is on record
@@ -263,10 +261,12 @@ class Session:
         else:
             self.end_step(self.switch.clock())
 
-    def phase_failed(self, slot: int) -> None:
+    def phase_failed(self, slot: int, problem: BaseException) -> None:
         """An exception left a phase: if the next batch comes, this step never completed."""
-        self.aborted = self.stepping
-        self.failed_in = slot
+        failure = (self.step, id(problem))
+        if failure == self.failure:
+            return  # on its way out: the innermost phase is where it came from
+        self.aborted, self.failed_in, self.failure = self.stepping, slot, failure
         if self.writer is not None:
             fmt.FAILURE.pack_into(self.writer.live, fmt.LIVE_FAILED, self.step + 1, slot)
         self.look_closer()
@@ -382,7 +382,7 @@ class Session:
         self.closed = True
         error = fatal_error()
         if error is not None:
-            during = c.PHASES[self.failed_in].key if self.aborted and self.failed_in is not None else None
+            during = c.PHASES[self.failed_in].key if self.aborted else None
             self.events.add("error", self.step + 1, time.perf_counter_ns(), message=error, during=during)
         if self.device_clock is not None:
             self.device_clock.poll()

@@ -30,6 +30,7 @@ parser.add_argument("--memory-mb", type=int, default=0)
 parser.add_argument("--all-reduce", type=int, default=0, help="explicit all-reduces of 1 MB a step")
 parser.add_argument("--accumulate", type=int, default=1)
 parser.add_argument("--no-ddp", action="store_true")
+parser.add_argument("--buffers", action="store_true", help="exchanged in each forward, as BatchNorm's")
 parser.add_argument("--rotate", action="store_true", help="the fault moves from rank to rank")
 args = parser.parse_args()
 
@@ -75,6 +76,8 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.last = nn.Linear(32, 64), nn.Linear(64, 1)
+        if args.buffers:
+            self.register_buffer("seen", torch.zeros(1))
 
     def forward(self, x):
         nap(args.base, "base")

@@ -18,7 +18,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             summary, _ = run(scenario, Path(folder))
             wrong_here = problems(scenario, summary, Path(folder))
-            slept = really(Path(folder), scenario.injected_ms, scenario.steps) if scenario.metric else 0.0
+            slept = really(Path(folder), scenario.injected_ms, summary) if scenario.metric else 0.0
         said = summary["primary_diagnosis"]["status"]
         if scenario.section == "step_memory":
             said = summary["step_memory"]["diagnosis"]["status"]

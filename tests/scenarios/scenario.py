@@ -53,11 +53,12 @@ def traceml(*words: str, cwd: Path, **more: Any) -> subprocess.CompletedProcess[
     )
 
 
-def really(folder: Path, asked_ms: float, steps: int, naps: str = "") -> float:
-    """What `asked_ms` of sleep a step really took, by the script's own clock, without the first step."""
+def really(folder: Path, asked_ms: float, summary: dict[str, Any], naps: str = "") -> float:
+    """What `asked_ms` of sleep a step really took in the summary's window, by the script's own clock."""
     lines = map(json.loads, (folder / "naps.jsonl").read_text().splitlines())
     slept = [line for line in lines if naps in ("", line["name"])]
-    slept = slept[len(slept) // steps :]
+    warmup = (summary["step_time"]["window"]["start_step"] - 1) / summary["run"]["steps"]["total"]
+    slept = slept[round(len(slept) * warmup) :]
     return asked_ms * float(sum(line["took"] for line in slept)) / sum(line["asked"] for line in slept)
 
 

@@ -43,7 +43,7 @@ def test_waiting_in_any_exchange_is_sync(
     status = "INPUT STRAGGLER" if phase == "input" else "COMPUTE STRAGGLER"
     assert (primary["status"], primary["ranks"], primary["phase"]) == (status, [rank], phase)
     assert primary["evidence"]["excess_ms"] == pytest.approx(
-        really(tmp_path, injected_ms, 40, "fault"), rel=0.2
+        really(tmp_path, injected_ms, summary, "fault"), rel=0.2
     )
 
 

@@ -75,7 +75,7 @@ def test_accelerate_launch_as_the_command(tmp_path: Path) -> None:
     assert summary["run"]["steps"]["total"] == 40
     primary = summary["primary_diagnosis"]
     assert (primary["status"], primary["ranks"], primary["phase"]) == ("COMPUTE STRAGGLER", [1], "forward")
-    assert primary["evidence"]["excess_ms"] == pytest.approx(really(tmp_path, 30, 40, "fault"), rel=0.2)
+    assert primary["evidence"]["excess_ms"] == pytest.approx(really(tmp_path, 30, summary, "fault"), rel=0.2)
 
 
 SPAWN = """
@@ -135,7 +135,7 @@ def test_fsdp_waits_inside_its_collectives(tmp_path: Path, version: str) -> None
     assert summary["step_time"]["metrics"]["sync_ms"]["worst"]["rank"] == 0
     primary = summary["primary_diagnosis"]
     assert (primary["status"], primary["ranks"], primary["phase"]) == ("COMPUTE STRAGGLER", [1], "forward")
-    assert primary["evidence"]["excess_ms"] == pytest.approx(really(tmp_path, 25, 40, "fault"), rel=0.2)
+    assert primary["evidence"]["excess_ms"] == pytest.approx(really(tmp_path, 25, summary, "fault"), rel=0.2)
 
 
 def test_weights_are_bit_for_bit_those_of_plain_training(tmp_path: Path) -> None:

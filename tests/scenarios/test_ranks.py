@@ -64,7 +64,7 @@ def test_the_rank_the_phase_and_the_cost_are_named(
     assert summary["run"]["steps"]["total"] == 60
     if scenario.injected_ms is not None:
         assert primary["ranks"] == [culprit]
-        slept = really(tmp_path, scenario.injected_ms, 60, "fault")
+        slept = really(tmp_path, scenario.injected_ms, summary, "fault")
         assert primary["evidence"]["excess_ms"] == pytest.approx(slept, rel=0.2)
     if scenario.phase is not None:
         assert primary["phase"] == scenario.phase
@@ -78,7 +78,7 @@ def test_a_rotating_culprit_is_said_to_rotate(tmp_path: Path, ranks: int) -> Non
     assert (primary["status"], primary["ranks"]) == ("COMPUTE STRAGGLER", []), done.stderr
     assert primary["phase"] == "forward"
     assert "take turns" in primary["summary"]
-    assert primary["evidence"]["excess_ms"] == pytest.approx(really(tmp_path, 30, 60, "fault"), rel=0.2)
+    assert primary["evidence"]["excess_ms"] == pytest.approx(really(tmp_path, 30, summary, "fault"), rel=0.2)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

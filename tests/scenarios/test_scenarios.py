@@ -35,12 +35,12 @@ def problems(scenario: Scenario, summary: dict[str, Any], folder: Path) -> list[
         found.append(f"{diagnosis['summary']!r} does not say {scenario.says!r}")
     if scenario.metric is not None:
         value = summary["step_time"]["metrics"][scenario.metric]["median"]["value"]
-        slept = really(folder, scenario.injected_ms, scenario.steps, scenario.naps)
+        slept = really(folder, scenario.injected_ms, summary, scenario.naps)
         if value is None or not -0.02 * slept <= value - slept <= scenario.tolerance * slept + 1.5:
             found.append(f"{scenario.metric} is {value}, injected {slept}")
     for key, (expected, tolerance) in scenario.evidence.items():
         if key.endswith("_ms"):
-            expected = really(folder, expected, scenario.steps, scenario.naps)
+            expected = really(folder, expected, summary, scenario.naps)
         value = diagnosis["evidence"].get(key)
         if value is None or abs(value - expected) > tolerance * expected:
             found.append(f"{key} is {value}, injected {expected}")

@@ -21,13 +21,13 @@ FACTS = RunFacts("demo", status="completed", exit_code=0)
 Phases = dict[str, Any]
 
 
-def coupled(own: list[Phases], comm_ms: Any = 1.0) -> Summary:
+def coupled(own: list[Phases], comm_ms: Any = 1.0, count: int = COUNT) -> Summary:
     """Ranks that exchange at the end of backward: whoever is early waits for the last one, in sync."""
-    spent = [sum(made.series(v, COUNT) for v in phases.values()) for phases in own]
+    spent = [sum(made.series(v, count) for v in phases.values()) for phases in own]
     pace = np.max(spent, axis=0)
     ranks = [
         made.rank(
-            made.steps(COUNT, measured=MEASURED, **phases, sync=pace - mine + comm_ms),
+            made.steps(count, measured=MEASURED, **phases, sync=pace - mine + comm_ms),
             number,
             world_size=len(own),
         )
@@ -123,6 +123,19 @@ def test_ranks_slow_for_different_reasons_are_no_compute_straggler() -> None:
     assert (found.status, found.ranks) == ("STRAGGLER", [2, 5])
 
 
+@pytest.mark.parametrize("ranks", [2, 4, 16])
+def test_a_rank_slow_in_less_than_half_of_the_steps(ranks: int) -> None:
+    """Too often for jitter, not in the median step: named, with the mean cost and how often it happens."""
+    late = np.where(np.random.default_rng(3).permutation(COUNT) < 42, 40.0, 0.0)
+    found = coupled(usual(ranks, input=lambda rank: late if rank == 1 else 0.0)).primary_diagnosis
+    assert (found.status, found.ranks) == ("INPUT STRAGGLER", [1])
+    assert found.evidence["excess_ms"] == pytest.approx(0.42 * 40, rel=0.15)
+    assert found.evidence["rank_ms"] - found.evidence["median_ms"] == pytest.approx(
+        found.evidence["excess_ms"]
+    )
+    assert "of the steps; the others wait for it" in found.summary
+
+
 def test_half_of_the_ranks_are_slow() -> None:
     """A slow machine of two: all its ranks are named, and mending them all is what would bring the gain."""
     primary = coupled(usual(8, forward=lambda rank: 100.0 * (rank >= 4))).primary_diagnosis
@@ -150,6 +163,20 @@ def test_equal_ranks_with_noise_name_nobody(ranks: int, noise_ms: float) -> None
         ]
         found = coupled(own).step_time.issues
         assert not [f.summary for f in found if "STRAGGLER" in f.kind]
+
+
+def test_few_steps_on_a_busy_machine_name_nobody() -> None:
+    """Two equal ranks whose steps vary by their own length: which is slower in 30 steps is chance."""
+    for seed in range(40):
+        noise = np.random.default_rng(seed)
+        own = [
+            {k: made.series(v, COUNT) + noise.exponential(0.6 * v, COUNT) for k, v in USUAL.items()}
+            for _ in range(2)
+        ]
+        cut = [{k: v[:30] for k, v in phases.items()} for phases in own]
+        found = coupled(cut, count=30)
+        named = [i.ranks for i in found.step_time.issues if "STRAGGLER" in i.status and i.ranks]
+        assert not named, seed
 
 
 def test_input_and_compute_both_uneven_is_a_straggler() -> None:

@@ -304,9 +304,25 @@ def test_multi_worker_bursts_are_input_bound_and_no_jitter() -> None:
 
 def test_other_processes_on_the_machine_make_no_jitter() -> None:
     """Time that our threads waited for a core is taken off before slow steps are held against training."""
-    unrest = window(forward=every(10, 250.0, 100, otherwise=100.0))
+    forward = np.full(100, 100.0)
+    forward[[2, 3, 19, 33, 38, 61, 70, 74, 90, 97]] = 250.0
+    unrest = window(forward=forward)
     assert first(unrest).kind == "JITTER"
     assert first(replace(unrest, cpu_delay_share=0.10)).kind == "COMPUTE_BOUND"
+
+
+def test_what_has_a_rhythm_is_not_other_work_on_the_machine() -> None:
+    """Slow steps every ten: waiting for cores does not come like that, and takes nothing off."""
+    regular = window(forward=every(10, 500.0, 100, otherwise=100.0))
+    found = first(replace(regular, cpu_delay_share=0.25))
+    assert (found.kind, found.severity, found.evidence["period"]) == ("JITTER", CRIT, 10)
+
+
+@pytest.mark.parametrize(("slow", "kind"), [(20, "JITTER"), (30, "INPUT_BOUND"), (45, "INPUT_BOUND")])
+def test_what_is_too_frequent_for_jitter_is_a_bound(slow: int, kind: str) -> None:
+    """Waiting in a part of the steps is jitter up to a quarter of them, and a bound from there on."""
+    waits = np.where(np.random.default_rng(3).permutation(100) < slow, 60.0, 0.0)
+    assert first(window(**COMPUTE, input=waits)).kind == kind
 
 
 def test_a_steady_run_has_no_jitter() -> None:

@@ -130,7 +130,8 @@ def test_what_was_odd_is_noted(parts: dict[str, Any], words: str) -> None:
 
 def test_other_work_on_the_machine_is_noted_and_taken_into_account() -> None:
     """Threads that waited for a core 12 % of the time: a note, and the number where jitter can see it."""
-    rank = made.rank(made.steps(200, forward=made.every(10, 250.0, 200, otherwise=100.0)))
+    forward = np.where(np.random.default_rng(5).permutation(200) < 20, 250.0, 100.0)
+    rank = made.rank(made.steps(200, forward=forward))
     rows = made.process(10, cpu_delay_percent=12.0)
     rows["time_ns"] = np.linspace(rank.rows["begin_ns"][0], rank.rows["end_ns"][-1], 10).astype(np.int64)
     alone, disturbed = summary_of(rank), summary_of(rank, process_rows=rows)

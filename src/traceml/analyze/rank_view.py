@@ -10,13 +10,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceml.analyze.rule import CRIT_SHARE, EXPLAINED, WARN_SHARE, typical_level
-from traceml.analyze.window import COMPUTE, FORWARD, INPUT, OPTIMIZER, SYNC, Across, Floats, Window, middle
-from traceml.schema import fmt
+from traceml.analyze.window import (
+    COMPUTE,
+    FORWARD,
+    INPUT,
+    OPTIMIZER,
+    SYNC,
+    TRIMMED_SHARE,
+    Across,
+    Floats,
+    Window,
+    middle,
+    often,
+)
 
 COUPLED_SPREAD: Final = 0.05
 """Synchronized ranks finish their steps together: their mean step times differ by less than this."""
 FIXED_SHARE: Final = 0.6
 """A culprit that costs this share of all the waiting is always the same one."""
+CERTAIN: Final = 4.0
+"""An excess that is not this many standard errors away from nothing is the steps' ordinary unrest."""
 MOST_NAMED: Final = 4
 """When more ranks than this, or more than half of them, take turns at being last, none is named."""
 
@@ -26,7 +39,10 @@ class Excess:
     """How much more one rank spends on something than the others typically do."""
 
     at: int  # index of the rank
-    ns: float  # median over steps
+    ns: float
+    rank_ns: float  # what it spends, and what the others do
+    others_ns: float
+    share: float  # of the steps in which it is late
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +71,7 @@ class RankView:
     @cached_property
     def step_ns(self) -> float:
         """A typical step."""
-        return float(np.median(self.window.step_ns))
+        return float(np.median(Across(self.window.step_ns).rank_levels))
 
     @cached_property
     def own(self) -> Across:
@@ -93,7 +109,7 @@ class RankView:
     @cached_property
     def culprit(self) -> int:
         """The rank with the most own work."""
-        return int(np.argmax(self.own.rank_medians))
+        return int(np.argmax(self.own.rank_levels))
 
     @cached_property
     def turns(self) -> Turns | None:
@@ -115,7 +131,7 @@ class RankView:
             return None
         lost, steps = late - early, self.window.step_ns.mean(axis=0)
         share = float(lost.mean() / steps.mean())
-        level = typical_level(share, float(np.median(lost / steps))) - self.window.cpu_delay_share
+        level = typical_level(share, float(often(np.sort(lost / steps)))) - self.window.cpu_delay_share
         if level < (WARN_SHARE if len(own) > 2 else CRIT_SHARE):  # of two ranks, noise looks like turns
             return None
         if group:
@@ -127,8 +143,8 @@ class RankView:
 
     def _late_together(self, blame: Floats) -> tuple[int, ...]:
         """The ranks that are about equally late, if they are behind most of the waiting and no majority."""
-        medians = self.own.rank_medians
-        late = medians - middle(medians)
+        levels = self.own.rank_levels
+        late = levels - middle(levels)
         group = np.flatnonzero(late >= EXPLAINED * late.max())
         is_behind_it = blame[group].sum() >= EXPLAINED and len(group) <= len(late) // 2
         return tuple(group.tolist()) if is_behind_it else ()
@@ -142,8 +158,20 @@ class RankView:
 
     def excess(self, values: Across) -> Excess:
         """The rank that spends most, against the median of the others, step by step."""
-        at = int(np.argmax(values.rank_medians))
-        return Excess(at, self.excess_of(values, at))
+        return self.excess_at(values, int(np.argmax(values.rank_levels)))
+
+    def excess_at(self, values: Across, at: int) -> Excess:
+        """The same of this rank; the extreme steps do not count, and rare ones are jitter."""
+        mine, others = values.values[at], values.median_without(at)
+        late = mine - others
+        order = np.argsort(late)
+        cut = int(TRIMMED_SHARE * len(late))
+        used = order[cut : len(late) - cut]
+        rank_ns, others_ns = float(mine[used].mean()), float(others[used].mean())
+        ns = typical_level(rank_ns - others_ns, float(often(late[order])))
+        if ns < CERTAIN * float(late[used].std()) / len(used) ** 0.5:
+            ns = 0.0
+        return Excess(at, ns, rank_ns, others_ns, float(np.mean(late >= ns / 2)))
 
     def most_uneven(self, phases: tuple[str, ...], whole: Across) -> str:
         """The phase in which the culprit of `whole` spends most beyond the others."""
@@ -161,18 +189,12 @@ class RankView:
         return float(self.window.step_ns.mean(axis=1).max()) / 1e6
 
     def excess_of(self, values: Across, at: int) -> float:
-        return float(np.median(values.values[at] - values.median_without(at)))
+        return self.excess_at(values, at).ns
 
     def replay_ms(self, *at: int) -> float:
         """What a step would save if these ranks were like the median of the others."""
         own = self.own.values
         return float(np.mean(own.max(axis=0) - np.delete(own, at, axis=0).max(axis=0))) / 1e6
-
-    def rhythm(self, at: int) -> str:
-        share = float(np.mean(self.window.last == at))
-        return (
-            "in nearly every step" if share >= FIXED_SHARE else f"but only in {fmt.share(share)} of the steps"
-        )
 
     def name(self, at: int) -> str:
         rank = self.window.ranks[at]

@@ -15,7 +15,7 @@ STEPS_FOR_CRITICAL: Final = 20
 EXPLAINED: Final = 0.80
 """A cause is named only when it explains at least this much of the excess."""
 TYPICAL_PART: Final = 0.5
-"""A bound shows in the typical step with at least this part of its overall share; else it is jitter."""
+"""A bound shows in many steps with at least this part of its overall share; else it is jitter."""
 
 View = TypeVar("View")
 
@@ -35,7 +35,7 @@ class Measured:
 
 
 def typical_level(share: float, typical: float) -> float:
-    """What a bound is judged by. Rare slow steps are jitter: the typical step must show it too."""
+    """What a bound is judged by. Rare slow steps are jitter: more than a quarter of steps must show it."""
     return share if typical >= TYPICAL_PART * share else typical
 
 

@@ -82,7 +82,7 @@ def jitter(view: TimeView) -> Measured | None:
     where, place = _words_of(name, part, ranks)
     rhythm = f"every {period} steps" if period else f"{len(slow)} of {len(pace)} steps, no rhythm"
     return Measured(
-        level=_jitter_level(share - view.window.cpu_delay_share, bool(name or period)),
+        level=share if period else _irregular_level(share - view.window.cpu_delay_share, bool(name)),
         score=share,
         words={
             "rhythm": rhythm,
@@ -106,10 +106,10 @@ def jitter(view: TimeView) -> Measured | None:
     )
 
 
-def _jitter_level(share: float, has_shape: bool) -> float:
-    """What other processes took from us has been taken out: that is the machine's unrest, not the
-    training's. Slow steps without a rhythm or a phase of their own are never more than a warning."""
-    return share if has_shape else min(share, WARN_SHARE + 0.5 * (CRIT_SHARE - WARN_SHARE))
+def _irregular_level(share: float, has_phase: bool) -> float:
+    """What other processes took from us has been taken out: that is the machine's unrest, which has no
+    rhythm. Slow steps without a rhythm or a phase of their own are never more than a warning."""
+    return share if has_phase else min(share, WARN_SHARE + 0.5 * (CRIT_SHARE - WARN_SHARE))
 
 
 def _blame(

@@ -8,9 +8,22 @@ import numpy as np
 
 from traceml.analyze.rank_view import MOST_NAMED, RankView, Turns
 from traceml.analyze.rule import EXPLAINED, Measured, Rule, typical_level
-from traceml.analyze.window import CHECKPOINT, COMPUTE, H2D, INPUT, LABELS, SYNC, VALIDATION, WAIT, Across
+from traceml.analyze.window import (
+    CHECKPOINT,
+    COMPUTE,
+    H2D,
+    INPUT,
+    LABELS,
+    SYNC,
+    VALIDATION,
+    WAIT,
+    Across,
+    often,
+)
 from traceml.schema import catalog as c
 from traceml.schema import fmt
+
+NEARLY_EVERY: Final = 0.9
 
 
 def _straggler(view: RankView, values: Across, phase: str, what: str) -> Measured | None:
@@ -25,8 +38,10 @@ def _straggler(view: RankView, values: Across, phase: str, what: str) -> Measure
         return None  # it does not explain why the others wait for this rank
     if view.coupled and whole < 0.5 * found.ns:
         return None  # the rank makes up for it elsewhere: nobody waits
-    typical = float(np.median(values.median_without(found.at))) / 1e6
-    mine = float(np.median(values.values[found.at])) / 1e6
+    mine, typical = found.rank_ns / 1e6, found.others_ns / 1e6
+    how_often = (
+        "nearly every step" if found.share >= NEARLY_EVERY else f"{fmt.share(found.share)} of the steps"
+    )
     cost_ms = view.replay_ms(found.at)
     return Measured(
         level=level,
@@ -35,7 +50,7 @@ def _straggler(view: RankView, values: Across, phase: str, what: str) -> Measure
             "rank": view.name(found.at),
             "said": f"{view.name(found.at)} spends {fmt.ms(mine)} on {what}, the median rank "
             f"{fmt.ms(typical)}: {fmt.ms(found.ns / 1e6)} more ({fmt.share(level)} of a step), "
-            f"{view.rhythm(found.at)}; "
+            f"in {how_often}; "
             + ("the others wait for it" if view.coupled else "the ranks do not keep pace with each other"),
         },
         phase=phase,
@@ -172,7 +187,7 @@ def comm_bound(view: RankView) -> Measured | None:
     step_ms = float(np.median(window.judged_ns.mean(axis=1))) / 1e6
     cost_ms = float(paid.mean()) / 1e6
     share = cost_ms / step_ms
-    typical = float(np.median(paid / window.judged_ns.mean(axis=0)))
+    typical = float(often(np.sort(paid / window.judged_ns.mean(axis=0))))
     return Measured(
         level=typical_level(share, typical) - window.cpu_delay_share,  # starved of cores, not of bandwidth
         score=share,

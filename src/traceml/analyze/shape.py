@@ -8,11 +8,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from traceml.analyze.window import RARE_SHARE, Floats
 
 SLOW_FACTOR: Final = 1.5
 FEWEST_SLOW: Final = 3
-MOST_SLOW_SHARE: Final = 0.25
 SHIFT_SHARE: Final = 0.15
 SHIFT_SIDE_STEPS: Final = 20
 
@@ -70,7 +69,7 @@ def slow_steps(values: Floats) -> NDArray[np.int64]:
     if len(values) == 0:
         return np.zeros(0, dtype=np.int64)
     slow = np.flatnonzero(values > SLOW_FACTOR * np.median(values))
-    if len(slow) < FEWEST_SLOW or len(slow) > MOST_SLOW_SHARE * len(values):
+    if len(slow) < FEWEST_SLOW or len(slow) > RARE_SHARE * len(values):
         return np.zeros(0, dtype=np.int64)
     return slow
 

@@ -14,6 +14,10 @@ Floats = NDArray[np.float64]
 
 WAIT = "wait"
 MOST_FOR_MEDIAN = 1_024
+TRIMMED_SHARE = 0.05
+"""The slowest and the fastest steps do not count in a rank's level: a single stall is not how it is."""
+RARE_SHARE = 0.25
+"""What at most this share of steps shows is rare: jitter, not a bound."""
 PHASE_KEYS: tuple[str, ...] = tuple(p.key for p in c.PHASES)
 INPUT, H2D, FORWARD, BACKWARD, SYNC, OPTIMIZER, VALIDATION, CHECKPOINT = PHASE_KEYS
 COMPUTE = tuple(PHASE_KEYS[i] for i in c.COMPUTE_PHASES)
@@ -73,12 +77,26 @@ class Across:
         return found
 
     @cached_property
-    def rank_medians(self) -> Floats:
-        """For each rank the median over steps."""
-        ordered = np.sort(self.values, axis=1)
-        count = ordered.shape[1]
-        found: Floats = (ordered[:, (count - 1) // 2] + ordered[:, count // 2]) / 2
+    def _by_rank(self) -> Floats:
+        return np.sort(self.values, axis=1)
+
+    @cached_property
+    def rank_levels(self) -> Floats:
+        """For each rank the mean over steps, without the extreme ones."""
+        cut = int(TRIMMED_SHARE * self.values.shape[1])
+        found: Floats = self._by_rank[:, cut : self.values.shape[1] - cut].mean(axis=1)
         return found
+
+    @cached_property
+    def rank_often(self) -> Floats:
+        """For each rank what more than a quarter of its steps reach."""
+        return often(self._by_rank)
+
+
+def often(ordered: Floats) -> Floats:
+    """Of sorted values, what more than a quarter of them reach."""
+    found: Floats = ordered[..., int((1 - RARE_SHARE) * (ordered.shape[-1] - 1))]
+    return found
 
 
 @dataclass(frozen=True)
@@ -199,16 +217,16 @@ class Window:
         return middle(self.shares(values)) if self.count else 0.0
 
     def typical_share(self, values: Floats, burst: int = 1) -> float:
-        """Share in the median step (or group of `burst` steps), so that rare slow steps do not show."""
+        """Share that more than a quarter of steps (or groups of `burst`) reach: rare ones do not show."""
         groups = self.count // burst
         if groups < 1:
             return self.median_share(values)
         if burst == 1:
-            return middle(Across(values / self.judged_ns).rank_medians)
+            return middle(Across(values / self.judged_ns).rank_often)
         cut = groups * burst
         top = values[:, :cut].reshape(len(self.ranks), groups, burst).sum(axis=2)
         bottom = self.judged_ns[:, :cut].reshape(len(self.ranks), groups, burst).sum(axis=2)
-        return middle(Across(top / bottom).rank_medians)
+        return middle(Across(top / bottom).rank_often)
 
     def mean_ms(self, values: Floats) -> float:
         """Mean over steps, median over ranks, in milliseconds."""

@@ -171,23 +171,39 @@ def test_sigkill_of_the_trainer_loses_no_completed_step(tmp_path: Path, at: int)
 
 
 def test_the_monitor_killed_leaves_training_unharmed_and_view_rebuilds(tmp_path: Path) -> None:
-    """kill -9 of the monitor: training runs to its end, and `traceml view` makes the summary afterwards."""
+    """kill -9 of the monitor: training runs to its end, and `traceml view` makes the summary afterwards.
+
+    A look in between shows what is there, and does not freeze it as the result."""
     script = write(
         tmp_path,
-        f"train(60, lambda step: ({MARK}, time.sleep(0.005)))\nopen('finished', 'w').write('yes')\n",
+        f"""
+        import os
+        def each(step):
+            {MARK}
+            while step == 30 and not os.path.exists('go'):
+                time.sleep(0.01)
+        train(60, each)
+        open('finished', 'w').write('yes')
+        """,
     )
     running = start(tmp_path, script)
-    wait_for_step(running, 5)
+    wait_for_step(running, 30)
     os.kill(running.pid, signal.SIGKILL)
     running.wait(timeout=30)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "finished").exists():
-        assert time.monotonic() < deadline, "training did not finish"
-        time.sleep(0.05)
     (folder,) = (tmp_path / "logs").iterdir()
+    early = traceml("view", str(folder), cwd=tmp_path)
+    assert early.returncode == 0, early.stderr
+    assert "running, 29 steps" in early.stdout or "running, 30 steps" in early.stdout
+    assert "training goes on" in early.stdout
     assert not (folder / "final_summary.json").exists()
-    viewed = traceml("view", str(folder), cwd=tmp_path)
-    assert viewed.returncode == 0, viewed.stderr
+    assert '"running"' in traceml("runs", "--json", cwd=tmp_path).stdout
+    (tmp_path / "go").touch()
+    deadline = time.monotonic() + 60
+    while not (folder / "final_summary.json").exists():
+        assert time.monotonic() < deadline, "training did not finish"
+        viewed = traceml("view", str(folder), cwd=tmp_path)
+        assert viewed.returncode == 0, viewed.stderr
+    assert (tmp_path / "finished").exists()
     assert "60 steps" in viewed.stdout
     assert summary_of(tmp_path)["run"]["steps"]["total"] == 60
 

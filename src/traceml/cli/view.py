@@ -10,7 +10,7 @@ from pathlib import Path
 from traceml.cli.result import build, encode, write_json, write_text
 from traceml.collect import summary_file
 from traceml.collect.monitor import recovered_manifest
-from traceml.collect.rundir import RECORDING, SUMMARY_JSON, is_alive, read_manifest, write_manifest
+from traceml.collect.rundir import RECORDING, SUMMARY_JSON, read_manifest, write_manifest
 from traceml.errors import CommandError, say
 from traceml.present.text import render
 from traceml.schema.summary import Summary
@@ -88,7 +88,7 @@ def rebuild(folder: Path) -> Summary:
     if not (folder / RECORDING).is_dir():
         raise CommandError(f"{folder}: not a TraceML run folder (no {RECORDING}/ in it)")
     manifest = recovered_manifest(folder)
-    running = manifest.get("status") == "running" and is_alive(manifest.get("monitor_pid"))
+    running = manifest.get("status") == "running"
     summary = build(folder, manifest, final=not running)
     if not running:
         try:

@@ -219,14 +219,16 @@ def own_cost() -> dict[str, Any]:
 def recovered_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a run whose monitor died: ended as far as the recording tells."""
     from traceml.collect.rundir import is_alive
+    from traceml.collect.watchdog import still_trains
 
     manifest = read_manifest(folder)
     if not manifest:
         say(f"{folder}: no readable manifest; going by the recording alone")
     if manifest.get("status", "running") == "running" and not is_alive(manifest.get("monitor_pid")):
-        manifest = {
-            **manifest,
-            "status": "killed",
-            "reason": "the monitor ended before the run did; rebuilt from the recording",
-        }
+        if still_trains(folder):
+            ended = {"status": "running", "notes": ["The monitor has ended; training goes on, recorded."]}
+        else:
+            reason = "the monitor ended before the run did; rebuilt from the recording"
+            ended = {"status": "killed", "reason": reason}
+        manifest = {**manifest, **ended}
     return {"name": folder.name, **manifest}

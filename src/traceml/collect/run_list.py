@@ -7,6 +7,7 @@ from pathlib import Path
 from traceml.collect import summary_file
 from traceml.collect.fields import clean
 from traceml.collect.rundir import MANIFEST, SUMMARY_JSON, is_alive, read_manifest
+from traceml.collect.watchdog import still_trains
 from traceml.errors import CommandError
 from traceml.schema.listed_run import ListedRun
 
@@ -54,7 +55,7 @@ def _from_manifest(folder: Path, name: str, path: str) -> ListedRun:
     """A run that is still going on, or whose monitor was killed before the summary."""
     manifest = read_manifest(folder)
     started, status = manifest.get("started_at"), manifest.get("status")
-    running = status == "running" and is_alive(manifest.get("monitor_pid"))
+    running = status == "running" and (is_alive(manifest.get("monitor_pid")) or still_trains(folder))
     return ListedRun(
         name=name,
         path=path,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import psutil
 
 from traceml.collect.departures import Departures
 from traceml.collect.out_of_memory import oom_kills, oom_kills_since
+from traceml.collect.rundir import RECORDING
 from traceml.collect.tail import Tail
 from traceml.recording.format import STATE_RUNNING
 from traceml.recording.reader import RecordingReader
@@ -142,6 +145,24 @@ def phase_name(slot: int) -> str:
     if slot < c.RECORDED_SLOTS:
         return f"wait ({c.WAIT_PLACES[slot - c.FIRST_WAIT].where})"
     return "input" if slot > 250 else "wait"
+
+
+def still_trains(run_dir: Path) -> bool:
+    """Whether a rank of this machine goes on, though nobody may watch it any more."""
+    if not (run_dir / RECORDING).is_dir():
+        return False
+    host = socket.gethostname()
+    for reader in Tail(run_dir).local_ranks():
+        who, began_ns = reader.header.get("identity", {}), reader.header.get("process", {}).get("wall_ns", 0)
+        if who.get("host", host) == host and reader.live()[1] == STATE_RUNNING:
+            try:
+                process = psutil.Process(int(who.get("pid", 0)))
+                # A process that is younger than the recording only has the same number.
+                if process.create_time() <= began_ns / 1e9 + 1 and process.status() != psutil.STATUS_ZOMBIE:
+                    return True
+            except psutil.Error:
+                continue
+    return False
 
 
 def is_running(pid: int) -> bool:

@@ -31,13 +31,14 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
     running.wait()
 
 
-def recording(folder: Path, rank: int, pid: int, silent_s: float) -> RecordingWriter:
-    """A rank of this process whose last step ended so long ago."""
+def recording(folder: Path, rank: int, pid: int, silent_s: float, steps: int = 60) -> RecordingWriter:
+    """A rank of this process whose last step ended, or which began to train, so long ago."""
     (folder / "recording").mkdir(exist_ok=True)
     path = folder / "recording" / f"rank-{rank}.{pid}.steps"
-    writer = RecordingWriter(str(path), c.STEP_COLUMNS, {"identity": {"rank": rank, "pid": pid}})
-    begin_ns = time.perf_counter_ns() - int((silent_s + 3) * S)
-    for row in made.steps(60, forward=50.0, begin_ns=begin_ns):
+    begin_ns = time.perf_counter_ns() - int((silent_s + steps * 0.05) * S)
+    header = {"identity": {"rank": rank, "pid": pid}, "process": {"clock_ns": begin_ns}}
+    writer = RecordingWriter(str(path), c.STEP_COLUMNS, header)
+    for row in made.steps(steps, forward=50.0, begin_ns=begin_ns):
         writer.append(*[row[name].item() for name, _ in c.STEP_COLUMNS])
     return writer
 
@@ -74,3 +75,52 @@ def test_a_checkpoint_that_never_ends_is_a_stall(tmp_path: Path, process: subpro
     line = Watchdog(Tail(tmp_path), STALL_AFTER_S).look()
     assert line is not None
     assert "r0 in checkpoint" in line
+
+
+def test_a_hang_in_the_first_step_is_a_stall(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    """No step ever completed: more patience, as for compilation, and then the place of each rank."""
+    live = recording(tmp_path, 0, process.pid, 100, steps=0).live
+    live[fmt.LIVE_PHASE] = c.BACKWARD
+    assert Watchdog(Tail(tmp_path), STALL_AFTER_S).look() is None
+    line = Watchdog(Tail(tmp_path), STALL_AFTER_S / 2).look()
+    assert line is not None
+    assert "r0 in backward of its first step" in line
+
+
+def test_a_rank_that_hangs_alone_is_told(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    """Ranks that do not wait for each other: the one that hangs is named once, while the other goes on."""
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+    try:
+        recording(tmp_path, 0, process.pid, 0)
+        live = recording(tmp_path, 1, other.pid, 40).live
+        watchdog = Watchdog(Tail(tmp_path), STALL_AFTER_S)
+        live[fmt.LIVE_PHASE] = c.SYNC
+        assert watchdog.look() is None, "it has finished and waits for the others"
+        live[fmt.LIVE_PHASE] = c.FORWARD
+        line = watchdog.look()
+        assert line is not None
+        assert "while other ranks go on" in line
+        assert "r1 in forward after step 60" in line
+        assert "r0" not in line
+        assert watchdog.look() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_command_that_goes_on_without_ranks_is_told(
+    tmp_path: Path, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank was killed and its launcher hangs: said once, after a while."""
+    recording(tmp_path, 0, process.pid, 0)
+    watchdog = Watchdog(Tail(tmp_path), STALL_AFTER_S)
+    watchdog.look()
+    process.kill()
+    process.wait()
+    assert watchdog.look() is None
+    now = time.perf_counter_ns()
+    monkeypatch.setattr("traceml.collect.watchdog.time.perf_counter_ns", lambda: now + 400 * S)
+    line = watchdog.look()
+    assert line is not None
+    assert "r0 was killed or crashed after step 60" in line
+    assert watchdog.look() is None

@@ -91,7 +91,7 @@ def _listed(ranks: Sequence[int]) -> str:
 
 
 def _stalled(ranks: Ranks, noticed: Sequence[dict[str, Any]]) -> list[str]:
-    """The last time that no rank moved: where each of them was, those first that did not wait for others."""
+    """The last time that ranks did not move: where each of them was, those first that waited for nobody."""
     stalls = [e for e in noticed if e["kind"] == "stall" and e.get("rank") in ranks]
     if not stalls:
         return []
@@ -99,9 +99,15 @@ def _stalled(ranks: Ranks, noticed: Sequence[dict[str, Any]]) -> list[str]:
     then = [e for e in stalls if last - endings.when(e) < SAME_STALL_NS]
     then.sort(key=lambda e: (e.get("phase") == c.PHASES[c.SYNC].key, e["rank"]))
     seconds = max(int(e.get("duration_ns") or 0) for e in then) / 1e9
-    places = [f"r{e['rank']} in {e.get('phase')} after step {e.get('step')}" for e in then[:MOST_LISTED]]
+    places = [
+        f"r{e['rank']} in {e.get('phase')} "
+        + (f"after step {e['step']}" if e.get("step") else "of its first step")
+        for e in then[:MOST_LISTED]
+    ]
     more = f" and {len(then) - MOST_LISTED} more" if len(then) > MOST_LISTED else ""
-    return [f"No rank completed a step for at least {seconds:.0f} s: {', '.join(places)}{more}."]
+    if all(e.get("together", True) for e in then):
+        return [f"No rank completed a step for at least {seconds:.0f} s: {', '.join(places)}{more}."]
+    return [f"While other ranks went on, no step for at least {seconds:.0f} s: {', '.join(places)}{more}."]
 
 
 def _uneven(ranks: Ranks, facts: RunFacts) -> list[str]:

@@ -16,6 +16,7 @@ from traceml.schema.summary import Run
 MOST_EVENTS = 200
 EVENT_FIELDS = ("kind", "rank", "step", "time_ns", "duration_ns")
 WELL = ("completed", "running")
+LONG_BEFORE_NS = 5_000_000_000
 
 
 def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window: Window) -> Run:
@@ -31,7 +32,7 @@ def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window:
         name=facts.name,
         status=facts.status,
         exit_code=facts.exit_code,
-        reason=facts.reason or _reason(recording, ranks, facts),
+        reason=_reason(recording, ranks, facts),
         started_at=facts.started_at,
         ended_at=facts.ended_at,
         duration_s=seconds,
@@ -59,9 +60,21 @@ def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window:
 
 
 def _reason(recording: RunRecording, ranks: dict[int, RankRecording], facts: RunFacts) -> str | None:
-    if facts.exit_code in (0, None) and facts.status in WELL:
-        return None
-    return endings.describe(ranks, recording.monitor_events)
+    """What the monitor knows, else how the ranks ended; and a rank that was lost long before."""
+    if facts.reason is None:
+        well = facts.exit_code in (0, None) and facts.status in WELL
+        return None if well else endings.describe(ranks, recording.monitor_events)
+    end_ns = facts.end_ns or 0
+    lost = [e for e in recording.monitor_events if not e.get("closed") and _is_early(e, ranks, end_ns)]
+    earlier = endings.describe(ranks, lost) if lost else None
+    return f"{facts.reason}; before that {earlier}" if earlier else facts.reason
+
+
+def _is_early(event: dict[str, Any], ranks: dict[int, RankRecording], end_ns: int) -> bool:
+    """Whether a rank of this machine ended long before the run did, by its own clock."""
+    mine = ranks.get(event.get("rank", -1))
+    here = event["kind"] == "rank_ended" and mine is not None and mine.node == 0
+    return here and end_ns - int(event.get("time_ns") or end_ns) >= LONG_BEFORE_NS
 
 
 def _attempt(ranks: dict[int, RankRecording], noticed: list[dict[str, Any]]) -> dict[str, Any]:

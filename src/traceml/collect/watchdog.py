@@ -22,6 +22,8 @@ from traceml.schema import catalog as c
 
 EVENTS: Final = "monitor.events.jsonl"
 STALL_FACTOR: Final = 20
+FIRST_FACTOR: Final = 5
+MOST_TOLD: Final = 16
 RECENT_STEPS: Final = 50
 BUSY_ON_PURPOSE: Final = (c.VALIDATION, c.CHECKPOINT)
 BUSY_FACTOR: Final = 60
@@ -36,7 +38,7 @@ class RankState:
     pid: int
     step: int
     phase: int
-    ended_ns: int
+    ended_ns: int  # of its last step; when it began to train before that
     usual_ns: float
     alive: bool
     closed: bool  # the interpreter got to its end
@@ -52,7 +54,10 @@ class Watchdog:
         self._ended: set[int] = set()
         self._oom_kills = oom_kills()
         self._stalled = False
+        self._alone: set[int] = set()  # processes that were told to hang while others go on
         self._busy_ns = 0
+        self._crash: RankState | None = None
+        self._ended_ns = 0
         self._departures = Departures()
 
     def look(self) -> str | None:
@@ -64,32 +69,68 @@ class Watchdog:
             elif state.pid not in self._ended:
                 self._ended.add(state.pid)
                 self._note_end(state)
-        return self._check_stall([s for s in states if s.alive])
+                self._crash, self._ended_ns = self._crash if state.closed else state, time.perf_counter_ns()
+        return self._check_stall([s for s in states if s.alive]) or self._check_left(states)
 
     def _check_stall(self, states: list[RankState]) -> str | None:
-        known = [s for s in states if s.step]
-        if not known:
-            return None
         now = time.perf_counter_ns()
-        if any(s.phase in BUSY_ON_PURPOSE for s in known):
+        if any(s.phase in BUSY_ON_PURPOSE for s in states):
             self._busy_ns = now  # between two batches of a validation as well
-        silent_ns = now - max(s.ended_ns for s in known)
-        idle_ns = min(silent_ns, now - self._busy_ns)
-        usual_ns = max(s.usual_ns for s in known)
-        limit_ns = max(self._stall_after_ns, STALL_FACTOR * usual_ns)
-        if idle_ns < limit_ns and silent_ns < BUSY_FACTOR * limit_ns:
+        stuck = [s for s in states if now - s.ended_ns >= self._patience_ns(s)]
+        if not states or len(stuck) < len(states):
             self._stalled = False
-            return None
-        if self._stalled:
+            return self._check_single(stuck, states, now)
+        patience_ns = max(self._patience_ns(s) for s in stuck)
+        silent_ns = now - max(s.ended_ns for s in stuck)
+        is_busy = now - self._busy_ns < patience_ns and silent_ns < BUSY_FACTOR * patience_ns
+        if is_busy or self._stalled:
+            self._stalled &= not is_busy
             return None
         self._stalled = True
-        for state in known:
-            self._note("stall", state, duration_ns=int(silent_ns))
-        places = ", ".join(f"r{s.rank} in {phase_name(s.phase)} after step {s.step}" for s in known[:16])
-        more = f" and {len(known) - 16} more" if len(known) > 16 else ""
+        return self._tell(stuck, now, "no step completed", together=True)
+
+    def _check_single(self, stuck: list[RankState], states: list[RankState], now: int) -> str | None:
+        """Ranks that hang while others, which do not wait for them, have long gone on."""
+        newest = max((s.ended_ns for s in states), default=0)
+        alone = [
+            s
+            for s in stuck
+            if s.phase not in (*BUSY_ON_PURPOSE, c.SYNC) and newest - s.ended_ns > self._patience_ns(s) / 2
+        ]
+        new = [s for s in alone if s.pid not in self._alone]
+        self._alone = {s.pid for s in alone}
+        what = "while other ranks go on, no step completed"
+        return self._tell(new, now, what, together=False) if new else None
+
+    def _check_left(self, states: list[RankState]) -> str | None:
+        """A rank crashed, none is left, and yet the command goes on: say so once."""
+        crash, silent_ns = self._crash, time.perf_counter_ns() - self._ended_ns
+        if crash is None or any(s.alive for s in states) or silent_ns < FIRST_FACTOR * self._stall_after_ns:
+            return None
+        self._crash = None
         return (
-            f"no step completed for {silent_ns / 1e9:.0f} s (usual: {usual_ns / 1e9:.3g} s): {places}{more}"
+            f"no rank has trained for {silent_ns / 1e9:.0f} s: r{crash.rank} was killed or crashed after "
+            f"step {crash.step}, and the command goes on without it"
         )
+
+    def _patience_ns(self, state: RankState) -> float:
+        """How long a rank may be silent. The first step takes longer: kernels, compilation, connections."""
+        if not state.step:
+            return FIRST_FACTOR * self._stall_after_ns
+        return max(self._stall_after_ns, STALL_FACTOR * state.usual_ns)
+
+    def _tell(self, stuck: list[RankState], now: int, what: str, together: bool) -> str:
+        silent_ns = now - max(s.ended_ns for s in stuck)
+        for state in stuck:
+            self._note("stall", state, duration_ns=silent_ns, together=together)
+        usual = f"{max(s.usual_ns for s in stuck) / 1e9:.3g} s" if any(s.step for s in stuck) else "not known"
+        places = [
+            f"r{s.rank} in {phase_name(s.phase)} "
+            + (f"after step {s.step}" if s.step else "of its first step")
+            for s in stuck[:MOST_TOLD]
+        ]
+        more = f" and {len(stuck) - MOST_TOLD} more" if len(stuck) > MOST_TOLD else ""
+        return f"{what} for {silent_ns / 1e9:.0f} s (usual: {usual}): {', '.join(places)}{more}"
 
     def _note_end(self, state: RankState) -> None:
         more: dict[str, Any] = {"oom_kills": oom_kills_since(self._oom_kills)}
@@ -121,6 +162,7 @@ class Watchdog:
         phase, writer_state = reader.live()
         recent = rows[-RECENT_STEPS:]
         who: dict[str, Any] = reader.header.get("identity", {})
+        began: dict[str, Any] = reader.header.get("process", {})
         pid = int(who.get("pid", 0))
         alive = is_running(pid) and writer_state == STATE_RUNNING
         return RankState(
@@ -128,7 +170,7 @@ class Watchdog:
             pid=pid,
             step=int(rows["step"][-1]) if len(rows) else 0,
             phase=phase,
-            ended_ns=int(rows["end_ns"][-1]) if len(rows) else 0,
+            ended_ns=int(rows["end_ns"][-1]) if len(rows) else int(began.get("clock_ns", 0)),
             usual_ns=float(np.median(recent["end_ns"] - recent["begin_ns"])) if len(rows) else 0.0,
             alive=alive,
             closed=writer_state != STATE_RUNNING,

@@ -98,6 +98,9 @@ class Driver:
     def do_leave(self) -> int | None:
         return self.switch.leave(self.open.pop()) if self.open else None
 
+    def do_return_to(self) -> int | None:
+        return self.switch.return_to(self.open.pop()) if self.open else None
+
     def do_flush(self) -> None:
         self.switch.flush(self.clock())
 
@@ -171,7 +174,7 @@ OPERATION = st.one_of(
     st.tuples(st.just("enter"), ENTERED),
     st.tuples(st.just("enter_inside"), ENTERED),
     st.tuples(st.just("enter_compute"), st.sampled_from([c.FORWARD, c.BACKWARD, c.OPTIMIZER])),
-    st.tuples(st.sampled_from(["enter_optimizer", "enter_validation", "leave", "leave", "leave"])),
+    st.tuples(st.sampled_from(["enter_optimizer", "enter_validation", "leave", "leave", "return_to"])),
     st.tuples(st.sampled_from(["flush", "forget_counts"])),
     st.tuples(st.just("move"), st.integers(-2, SLOTS - 3), st.integers(-2, SLOTS - 3)).filter(
         lambda o: o[1] != o[2]
@@ -394,6 +397,20 @@ def test_an_optimizer_may_step_inside_backward(kind: type[PythonSwitch]) -> None
     d.play([("enter", c.BACKWARD), ("tick", 100, 0), ("enter_optimizer",), ("tick", 50, 0), ("leave",)])
     assert d.switch.current == c.BACKWARD
     assert d.switch.charged(c.OPTIMIZER) == 51
+    d.switch.gradients_ready()
+    d.play([("enter_optimizer",), ("tick", 50, 0), ("leave",)])
+    assert d.switch.current == c.SYNC
+    assert d.switch.charged(c.OPTIMIZER) == 102
+
+
+@BOTH
+@pytest.mark.parametrize("place", [c.WAIT_START, c.WAIT_FORWARD, c.WAIT_BACKWARD])
+def test_an_exchange_in_the_script_leaves_us_where_we_were(kind: type[PythonSwitch], place: int) -> None:
+    """Metrics exchanged after the optimizer: what follows is still after the optimizer."""
+    d = Driver(kind)
+    d.switch.current = place
+    d.play([("enter_inside", c.SYNC), ("tick", 10, 0), ("return_to",)])
+    assert d.switch.current == place
 
 
 @BOTH

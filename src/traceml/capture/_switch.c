@@ -156,7 +156,7 @@ static PyObject *Switch_enter_compute(Switch *s, PyObject *arg) {
 }
 
 static PyObject *Switch_enter_optimizer(Switch *s, PyObject *unused) {
-    if (s->current == cfg.backward && !foreign(s)) return inside(s, cfg.optimizer);
+    if ((s->current == cfg.backward || s->current == cfg.sync) && !foreign(s)) return inside(s, cfg.optimizer);
     return compute(s, cfg.optimizer);
 }
 
@@ -170,20 +170,29 @@ static PyObject *Switch_enter_validation(Switch *s, PyObject *unused) {
     return PyLong_FromLong(cfg.after_validation);
 }
 
-static PyObject *Switch_leave(Switch *s, PyObject *arg) {
-    long long outer, slot = s->current;
-    if (slot_of(arg, &outer) < 0) return NULL;
+static PyObject *return_to(Switch *s, long long outer) {
+    long long slot = s->current;
     int64_t now = now_ns(s);
     s->totals[at(slot)] += now - s->since;
     s->since = now;
-    if (cfg.is_wait[at(outer)]) {
-        if (slot != cfg.optimizer) outer = cfg.after[at(slot)];
-        if (s->cpu_watch >= cfg.watch_from && (slot == cfg.forward || s->blind)) s->cpu_since = cpu_ns(s);
-    }
+    if (cfg.is_wait[at(outer)] && s->cpu_watch >= cfg.watch_from && (slot == cfg.forward || s->blind))
+        s->cpu_since = cpu_ns(s);
     s->current = outer;
     show(s);
     if (tell(s, slot) < 0) return NULL;
     return PyLong_FromLongLong(now);
+}
+
+static PyObject *Switch_return_to(Switch *s, PyObject *arg) {
+    long long outer;
+    return slot_of(arg, &outer) < 0 ? NULL : return_to(s, outer);
+}
+
+static PyObject *Switch_leave(Switch *s, PyObject *arg) {
+    long long outer;
+    if (slot_of(arg, &outer) < 0) return NULL;
+    int stays = s->current == cfg.optimizer || !cfg.is_wait[at(outer)];
+    return return_to(s, stays ? outer : cfg.after[at(s->current)]);
 }
 
 /* A local gradient is ready: up to here it was work, what follows the last one is waiting. Any thread may say so,
@@ -425,6 +434,7 @@ static PyMethodDef Switch_methods[] = {
     {"restart", (PyCFunction)Switch_restart, METH_O, NULL},
     {"rows_into", (PyCFunction)Switch_rows_into, METH_VARARGS, NULL},
     {"publish", (PyCFunction)Switch_publish, METH_VARARGS, NULL},
+    {"return_to", (PyCFunction)Switch_return_to, METH_O, NULL},
     {"leave_step", (PyCFunction)Switch_leave_step, METH_VARARGS, NULL},
     {"fetched", (PyCFunction)Switch_fetched, METH_VARARGS, NULL},
     {"forget_counts", (PyCFunction)Switch_forget_counts, METH_NOARGS, NULL},

@@ -235,7 +235,7 @@ def wrap_collective(original: Callable[..., Any], session: Session) -> Callable[
             hide_frame(problem)
             raise
         finally:
-            switch.leave(outer)
+            switch.return_to(outer)
 
     setattr(collective, ORIGINAL, original)
     return collective

@@ -145,16 +145,18 @@ class PythonSwitch:
 
     def leave(self, outer: int) -> int:
         """End the current slot; returns the time, so that a step can end at this very instant."""
+        # zero_grad and the like say nothing about where in the step we are.
+        stays = self.current == c.OPTIMIZER or not _IS_WAIT[outer]
+        return self.return_to(outer if stays else _AFTER[self.current])
+
+    def return_to(self, outer: int) -> int:
+        """End the current slot; we are where we were before, as after an exchange in the script."""
         now = self.clock()
         slot = self.current
         self.totals[slot] += now - self.since
         self.since = now
-        if _IS_WAIT[outer]:
-            # zero_grad and the like say nothing about where in the step we are.
-            if slot != c.OPTIMIZER:
-                outer = _AFTER[slot]
-            if self.cpu_watch >= CPU_WATCH_FROM and (slot == c.FORWARD or self.blind):
-                self.cpu_since = self.cpu_clock()
+        if _IS_WAIT[outer] and self.cpu_watch >= CPU_WATCH_FROM and (slot == c.FORWARD or self.blind):
+            self.cpu_since = self.cpu_clock()
         self.current = outer
         self.live[self.live_at] = outer & 255
         if self.mark is not None:
@@ -213,8 +215,8 @@ class PythonSwitch:
             self.mark(c.BACKWARD)
 
     def enter_optimizer(self) -> int:
-        """Like `enter_compute`; an optimizer may also step inside a backward pass."""
-        if self.current == c.BACKWARD and get_ident() == self.thread:
+        """Like `enter_compute`; an optimizer may also step inside a backward pass, as gradients get ready."""
+        if self.current in (c.BACKWARD, c.SYNC) and get_ident() == self.thread:
             return self.enter_inside(c.OPTIMIZER)
         return self.enter_compute(c.OPTIMIZER)
 

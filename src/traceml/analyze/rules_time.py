@@ -171,8 +171,9 @@ _WAIT_ADVICE_OTHER: Final = "look at what that phase does on the training thread
 
 
 def _where(window: Window) -> tuple[str, float]:
-    """The place in the step that holds most of the unattributed time, and its part of it."""
-    totals = window.wait_places.sum(axis=(0, 1))
+    """The place in the step that holds most of the median rank's unattributed time, and its part of it."""
+    totals = window.wait_places.sum(axis=1)
+    totals = totals[np.argsort(totals.sum(axis=1))[(len(totals) - 1) // 2]]
     at = int(np.argmax(totals))
     return c.WAIT_PLACES[at].where, float(totals[at] / max(totals.sum(), 1.0))
 

@@ -13,12 +13,14 @@ from traceml.analyze.rules_memory import MemoryView
 from traceml.analyze.samples import Rows, Samples, Times, machines, system_samples
 from traceml.analyze.section_memory import device_capacities, ram_totals
 from traceml.schema import catalog as c
+from traceml.schema import fmt
 from traceml.schema.facts import RunFacts
 from traceml.schema.recorded import RankRecording, RunRecording
 from traceml.schema.summary import Member, Section
 
 PER_RANK: Final = ("gpu_mem_used_bytes",)
 """What rules compare between ranks."""
+ALL_BUSY_PERCENT: Final = 90.0
 
 
 def _on_cpu(ranks: dict[int, RankRecording]) -> bool:
@@ -36,8 +38,11 @@ def system_section(
     mean = {k: _worst(means[k], k) for k in keys}
     peak = {k: _worst(m.numbers(m.row_peaks(table)), k) for k, table in gauges.items()}
     view = ContextView(mean, peak, cores=facts.cores, on_cpu=_on_cpu(ranks), samples=found.total)
+    cpu = mean.get("cpu_percent")
     calm = "CPU, memory and GPU of the machine show no pressure."
-    if peak.get("gpu_util_percent") is None:
+    if cpu is not None and cpu >= ALL_BUSY_PERCENT:
+        calm = f"All cores are busy ({fmt.percent(cpu)}), as they may be where the CPU trains."
+    elif peak.get("gpu_util_percent") is None:
         calm = "CPU and memory of the machine show no pressure (no GPU seen)."
     findings = diagnose_context(view, SYSTEM_RULES, calm)
     hosts = {recorded.node: str(recorded.identity.get("host")) for recorded in ranks.values()}

@@ -23,6 +23,7 @@ from traceml.schema import catalog as c
 EVENTS: Final = "monitor.events.jsonl"
 STALL_FACTOR: Final = 20
 FIRST_FACTOR: Final = 5
+LEARNING: Final = 3
 MOST_TOLD: Final = 16
 RECENT_STEPS: Final = 50
 BUSY_ON_PURPOSE: Final = (c.VALIDATION, c.CHECKPOINT)
@@ -122,11 +123,10 @@ class Watchdog:
     def _tell(self, stuck: list[RankState], now: int, what: str, together: bool) -> str:
         silent_ns = now - max(s.ended_ns for s in stuck)
         for state in stuck:
-            self._note("stall", state, duration_ns=silent_ns, together=together)
+            self._note("stall", state, duration_ns=silent_ns, together=together, phase=_place(state))
         usual = f"{max(s.usual_ns for s in stuck) / 1e9:.3g} s" if any(s.step for s in stuck) else "not known"
         places = [
-            f"r{s.rank} in {phase_name(s.phase)} "
-            + (f"after step {s.step}" if s.step else "of its first step")
+            f"r{s.rank} in {_place(s)} " + (f"after step {s.step}" if s.step else "of its first step")
             for s in stuck[:MOST_TOLD]
         ]
         more = f" and {len(stuck) - MOST_TOLD} more" if len(stuck) > MOST_TOLD else ""
@@ -176,6 +176,11 @@ class Watchdog:
             closed=writer_state != STATE_RUNNING,
             failed_in=None if alive else reader.failed_in(),
         )
+
+
+def _place(state: RankState) -> str:
+    """In its first steps a rank does not know yet which gradient is the last of its own."""
+    return "backward or sync" if state.phase == c.SYNC and state.step < LEARNING else phase_name(state.phase)
 
 
 def phase_name(slot: int) -> str:

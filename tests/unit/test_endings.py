@@ -120,3 +120,15 @@ def test_the_gain_is_of_the_slowest_rank_s_step() -> None:
     finding = Finding("COMPUTE_STRAGGLER", "COMPUTE STRAGGLER", CRIT, "", "", evidence=evidence)
     primary = choose([finding], [], [], 42.0)
     assert primary.potential_speedup == 72.0 / 42.0
+
+
+def test_a_rank_lost_long_before_the_signal_is_in_the_reason() -> None:
+    """Its launcher hung, and somebody stopped it: both are told; ranks that the signal ended are not."""
+    facts = RunFacts("demo", "interrupted", 1, reason="stopped by SIGTERM", begin_ns=0, end_ns=60_000 * MS)
+    lost = RunRecording(
+        ranks=[rank(0), rank(1)], monitor_events=[gone(1, 10_000), gone(0, 59_500, phase="sync")]
+    )
+    said = summarize(lost, facts).run.reason
+    assert said == "stopped by SIGTERM; before that r1 was killed or crashed first: after step 15, in forward"
+    by_signal = RunRecording(ranks=[rank(0), rank(1)], monitor_events=[gone(1, 59_400), gone(0, 59_500)])
+    assert summarize(by_signal, facts).run.reason == "stopped by SIGTERM"

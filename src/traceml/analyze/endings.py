@@ -96,7 +96,7 @@ def describe(ranks: Ranks, noticed: Sequence[Event]) -> str | None:
         text += f"; r{error[0]}: {error[1]}"
     kills = max(e.get("oom_kills") or 0 for e in _ends(ranks, noticed))
     if abrupt and kills:
-        text += f"; the kernel killed {kills} process(es) for lack of memory during this run"
+        text += f"; the kernel killed {kills} process(es) of this machine for lack of memory during this run"
     return text
 
 

@@ -231,6 +231,21 @@ def test_an_exception_came_from_the_innermost_phase(recorder: Recorder) -> None:
             assert recorder.session.failed_in == slot
 
 
+def test_each_of_several_skipped_batches_is_dropped(recorder: Recorder, make_training: Make) -> None:
+    """One bad batch after the other: exceptions may live at the same address, and none joins a good step."""
+    model, optimizer, loader = make_training(20)
+    for index, (x, y) in enumerate(loader):
+        try:
+            if index in (5, 6, 7, 8, 12, 13, 17):
+                time.sleep(0.02)
+                model(torch.randn(3, 5))  # wrong shape
+            step(model, optimizer, x, y)
+        except RuntimeError:
+            pass
+    assert len(recorder.events("aborted_step")) == 7
+    assert len(recorder.rows()) == 13
+
+
 def test_trace_step_ends_the_step_and_an_aborted_block_publishes_nothing(recorder: Recorder) -> None:
     """With trace_step the block is the step; the gap before it is input; an exception passes unchanged."""
     model = nn.Linear(4, 1)

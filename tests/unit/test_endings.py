@@ -129,6 +129,6 @@ def test_a_rank_lost_long_before_the_signal_is_in_the_reason() -> None:
         ranks=[rank(0), rank(1)], monitor_events=[gone(1, 10_000), gone(0, 59_500, phase="sync")]
     )
     said = summarize(lost, facts).run.reason
-    assert said == "stopped by SIGTERM; before that r1 was killed or crashed first: after step 15, in forward"
+    assert said == "stopped by SIGTERM; before that r1 was killed or crashed: after step 15, in forward"
     by_signal = RunRecording(ranks=[rank(0), rank(1)], monitor_events=[gone(1, 59_400), gone(0, 59_500)])
     assert summarize(by_signal, facts).run.reason == "stopped by SIGTERM"

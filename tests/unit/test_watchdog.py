@@ -102,7 +102,24 @@ def test_a_rank_that_hangs_alone_is_told(tmp_path: Path, process: subprocess.Pop
         assert "while other ranks go on" in line
         assert "r1 in forward after step 60" in line
         assert "r0" not in line
-        assert watchdog.look() is None
+        for phase in (c.SYNC, c.FORWARD, c.VALIDATION, c.WAIT_OTHER):
+            live[fmt.LIVE_PHASE] = phase
+            assert watchdog.look() is None, "told once while it lasts"
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_one_rank_may_validate_alone(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    """While another trains on: neither in a batch of its validation nor between two of them is it told."""
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+    try:
+        recording(tmp_path, 0, process.pid, 0)
+        live = recording(tmp_path, 1, other.pid, 40).live
+        watchdog = Watchdog(Tail(tmp_path), STALL_AFTER_S)
+        for phase in (c.VALIDATION, c.WAIT_OTHER, c.VALIDATION, c.WAIT_OTHER):
+            live[fmt.LIVE_PHASE] = phase
+            assert watchdog.look() is None
     finally:
         other.kill()
         other.wait()

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from traceml.analyze.rule import CRIT_SHARE, EXPLAINED, WARN_SHARE, typical_level
+from traceml.analyze.rule import CRIT_SHARE, EXPLAINED, TYPICAL_PART, WARN_SHARE, typical_level
 from traceml.analyze.window import (
     COMPUTE,
     FORWARD,
@@ -30,6 +30,10 @@ FIXED_SHARE: Final = 0.6
 """A culprit that costs this share of all the waiting is always the same one."""
 CERTAIN: Final = 4.0
 """An excess that is not this many standard errors away from nothing is the steps' ordinary unrest."""
+MOST_STEPS: Final = 0.75
+"""A rank that is late in this share of the steps is always late; one that takes turns is not."""
+STEPS_TO_NAME: Final = 40
+"""With fewer steps, which ranks of many take turns is chance."""
 MOST_NAMED: Final = 4
 """When more ranks than this, or more than half of them, take turns at being last, none is named."""
 
@@ -127,7 +131,7 @@ class RankView:
         late, early = latest - others, others - own.min(axis=0)
         blame = np.bincount(last, weights=late, minlength=len(own)) / max(float(late.sum()), 1.0)
         group = self._late_together(blame)
-        if len(group) < 2 and blame.max() >= FIXED_SHARE:
+        if not group and blame.max() >= FIXED_SHARE:
             return None
         lost, steps = late - early, self.window.step_ns.mean(axis=0)
         share = float(lost.mean() / steps.mean())
@@ -138,38 +142,61 @@ class RankView:
             return Turns(last, level, share, self.replay_ms(*group), group, rotates=False)
         worst = np.argsort(-blame)
         count = int(np.searchsorted(np.cumsum(blame[worst]), EXPLAINED)) + 1
-        named = sorted(worst[:count].tolist()) if count <= min(MOST_NAMED, len(own) // 2) else []
+        few = count <= min(MOST_NAMED, len(own) // 2) and self.window.count >= STEPS_TO_NAME
+        named = sorted(worst[:count].tolist()) if few else []
         return Turns(last, level, share, float(lost.mean()) / 1e6, tuple(named), rotates=True)
 
     def _late_together(self, blame: Floats) -> tuple[int, ...]:
-        """The ranks that are about equally late, if they are behind most of the waiting and no majority."""
+        """Two ranks or more that are about equally late, in most steps, and behind most of the waiting."""
         levels = self.own.rank_levels
         late = levels - middle(levels)
         group = np.flatnonzero(late >= EXPLAINED * late.max())
-        is_behind_it = blame[group].sum() >= EXPLAINED and len(group) <= len(late) // 2
-        return tuple(group.tolist()) if is_behind_it else ()
+        if not 2 <= len(group) <= len(late) // 2 or blame[group].sum() < EXPLAINED:
+            return ()
+        found = tuple(group.tolist())
+        behind = self._behind(self.own, found)
+        by_ns = behind.mean(axis=1, keepdims=True)
+        always = np.mean(behind >= by_ns / 2, axis=1) >= MOST_STEPS
+        return found if always.all() and (by_ns > 0).all() else ()
 
-    def lateness_ns(self, turns: Turns, values: Across) -> float:
-        """How much more the late ranks spend on this than the median of the others; the mean."""
+    @staticmethod
+    def _behind(values: Across, group: tuple[int, ...]) -> Floats:
+        """How much more each of these ranks spends in each step than the median of all others."""
+        found: Floats = values.values[list(group)] - Across(np.delete(values.values, group, axis=0)).median
+        return found
+
+    def lateness_ns(self, turns: Turns, values: Across) -> Floats:
+        """How much more each late rank spends on this than the others; in turns, the last of each step."""
         if not turns.rotates:
-            return float(np.mean([self.excess_of(values, at) for at in turns.named]))
+            found: Floats = self._behind(values, turns.named).mean(axis=1)
+            return found
         mine = turns.of(values.values)
-        return float(np.mean(mine - values.median_beside(mine)))
+        return np.array([np.mean(mine - values.median_beside(mine))])
+
+    @cached_property
+    def most_are_late(self) -> bool:
+        """Most ranks are about as late as the latest: a few are early, and nobody is to blame."""
+        levels = self.own.rank_levels
+        border = levels.max() - (1 - EXPLAINED) * (levels.max() - levels.min())
+        return bool(np.sum(levels >= border) > len(levels) / 2)
 
     def excess(self, values: Across) -> Excess:
         """The rank that spends most, against the median of the others, step by step."""
         return self.excess_at(values, int(np.argmax(values.rank_levels)))
 
     def excess_at(self, values: Across, at: int) -> Excess:
-        """The same of this rank; the extreme steps do not count, and rare ones are jitter."""
+        """The same of this rank. Extreme steps do not count; if late ones are rare, they are jitter."""
         mine, others = values.values[at], values.median_without(at)
         late = mine - others
         order = np.argsort(late)
         cut = int(TRIMMED_SHARE * len(late))
         used = order[cut : len(late) - cut]
+        common = float(often(late[order]))
+        if common < TYPICAL_PART * late[used].mean():
+            used = order[: int(np.searchsorted(late[order], common, side="right"))]
         rank_ns, others_ns = float(mine[used].mean()), float(others[used].mean())
-        ns = typical_level(rank_ns - others_ns, float(often(late[order])))
-        if ns < CERTAIN * float(late[used].std()) / len(used) ** 0.5:
+        ns = rank_ns - others_ns
+        if len(used) < 2 or ns < CERTAIN * float(late[used].std(ddof=1)) / len(used) ** 0.5:
             ns = 0.0
         return Excess(at, ns, rank_ns, others_ns, float(np.mean(late >= ns / 2)))
 
@@ -179,7 +206,9 @@ class RankView:
 
         def late(key: str) -> float:
             values = self.window.across(key)
-            return self.lateness_ns(turns, values) if turns is not None else self.excess_of(values, at)
+            if turns is None:
+                return self.excess_of(values, at)
+            return float(self.lateness_ns(turns, values).mean())
 
         return max(phases, key=late)
 

@@ -32,6 +32,8 @@ def _straggler(view: RankView, values: Across, phase: str, what: str) -> Measure
     found = view.excess(values)
     if view.coupled and found.at != view.culprit:
         return None  # another rank is later still
+    if view.coupled and view.most_are_late:
+        return None  # it is like most of them
     level = found.ns / view.step_ns
     whole = view.excess_of(view.own, found.at)
     if view.coupled and found.ns < EXPLAINED * whole:
@@ -70,9 +72,10 @@ def _straggler(view: RankView, values: Across, phase: str, what: str) -> Measure
 
 def _taking_turns(view: RankView, turns: Turns, values: Across, phase: str, what: str) -> Measured | None:
     """The same when no rank is always the last one."""
-    late_ns = view.lateness_ns(turns, values)
-    if late_ns < EXPLAINED * view.lateness_ns(turns, view.own):
+    each_ns, whole_ns = view.lateness_ns(turns, values), view.lateness_ns(turns, view.own)
+    if (each_ns < EXPLAINED * whole_ns).any() or (whole_ns <= 0).any():
         return None
+    late_ns = float(each_ns.mean())
     who = _names(view, turns.named)
     late, share = fmt.ms(late_ns / 1e6), fmt.share(turns.share)
     if turns.rotates:

@@ -204,7 +204,7 @@ def compute_bound(view: TimeView) -> Measured | None:
 
 
 _STARVED: Final = (
-    "Give it cores first: it waited for one {delay} of the time (other jobs, a CPU quota, its own threads). "
+    "Give it cores first: it waited for one {delay} of the time (other jobs, a CPU quota). "
     "Then optimize {largest}."
 )
 

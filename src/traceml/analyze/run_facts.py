@@ -66,7 +66,7 @@ def _reason(recording: RunRecording, ranks: dict[int, RankRecording], facts: Run
         return None if well else endings.describe(ranks, recording.monitor_events)
     end_ns = facts.end_ns or 0
     lost = [e for e in recording.monitor_events if not e.get("closed") and _is_early(e, ranks, end_ns)]
-    earlier = endings.describe(ranks, lost) if lost else None
+    earlier = endings.describe({e["rank"]: ranks[e["rank"]] for e in lost}, lost)
     return f"{facts.reason}; before that {earlier}" if earlier else facts.reason
 
 

@@ -87,15 +87,15 @@ class Across:
         found: Floats = self._by_rank[:, cut : self.values.shape[1] - cut].mean(axis=1)
         return found
 
-    @cached_property
-    def rank_often(self) -> Floats:
-        """For each rank what more than a quarter of its steps reach."""
-        return often(self._by_rank)
+    def rank_often(self, burst: int = 1) -> Floats:
+        """For each rank what more than a quarter of its steps reach; more groups of steps have a rare one."""
+        return often(self._by_rank, min(0.5, 1 - (1 - RARE_SHARE) ** burst))
 
 
-def often(ordered: Floats) -> Floats:
-    """Of sorted values, what more than a quarter of them reach."""
-    found: Floats = ordered[..., int((1 - RARE_SHARE) * (ordered.shape[-1] - 1))]
+def often(ordered: Floats, rare: float = RARE_SHARE) -> Floats:
+    """Of sorted values, what more than the rare ones of them reach."""
+    count = ordered.shape[-1]
+    found: Floats = ordered[..., count - 1 - max(1, int(rare * count))] if count > 1 else ordered[..., 0]
     return found
 
 
@@ -222,11 +222,11 @@ class Window:
         if groups < 1:
             return self.median_share(values)
         if burst == 1:
-            return middle(Across(values / self.judged_ns).rank_often)
+            return middle(Across(values / self.judged_ns).rank_often())
         cut = groups * burst
         top = values[:, :cut].reshape(len(self.ranks), groups, burst).sum(axis=2)
         bottom = self.judged_ns[:, :cut].reshape(len(self.ranks), groups, burst).sum(axis=2)
-        return middle(Across(top / bottom).rank_often)
+        return middle(Across(top / bottom).rank_often(burst))
 
     def mean_ms(self, values: Floats) -> float:
         """Mean over steps, median over ranks, in milliseconds."""

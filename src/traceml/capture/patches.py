@@ -229,13 +229,14 @@ def wrap_collective(original: Callable[..., Any], session: Session) -> Callable[
             return original(*args, **kwargs)
         outer = switch.enter_inside(c.SYNC)
         try:
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs)
         except BaseException as problem:
+            switch.return_to(outer)
             session.phase_failed(c.SYNC, problem)
             hide_frame(problem)
             raise
-        finally:
-            switch.return_to(outer)
+        switch.return_to(outer)
+        return result
 
     setattr(collective, ORIGINAL, original)
     return collective

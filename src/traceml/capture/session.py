@@ -61,7 +61,7 @@ class Session:
         self.leader = Leader()
         self.attention = True  # the next forward and backward need more than the fast path
         self.stepping = False  # a training step is under way or done: before it is start-up
-        self.failed_in, self.failure = c.WAIT_START, (0, 0)
+        self.failed_in, self.failure = c.WAIT_START, 0  # and the exception that is on its way out
         self.aborted = False  # an exception left a phase; the next batch drops the step
         self.block_depth = 0
         self.blocks = False  # trace_step ends the steps
@@ -69,8 +69,7 @@ class Session:
         self.unresolved: list[Any] = []
         self.candidate: Any = None
         self.last_input: Any = None
-        self.rss_fd, self.memory_at = -1, 0
-        self.first_row = b""
+        self.rss_fd, self.memory_at, self.first_row = -1, 0, b""
         self.sized = False  # how many parameters are trained is on record
         self.user_phases = UserPhases()
         self.gradients = GradientWatch(self.switch)
@@ -263,10 +262,11 @@ class Session:
 
     def phase_failed(self, slot: int, problem: BaseException) -> None:
         """An exception left a phase: if the next batch comes, this step never completed."""
-        failure = (self.step, id(problem))
-        if failure == self.failure:
-            return  # on its way out: the innermost phase is where it came from
-        self.aborted, self.failed_in, self.failure = self.stepping, slot, failure
+        on_its_way = self.failure == id(problem)
+        self.failure = 0 if is_wait(self.switch.current) else id(problem)  # 0: it is out of all phases
+        if on_its_way:
+            return  # the innermost phase is where it came from
+        self.aborted, self.failed_in = self.stepping, slot
         if self.writer is not None:
             fmt.FAILURE.pack_into(self.writer.live, fmt.LIVE_FAILED, self.step + 1, slot)
         self.look_closer()

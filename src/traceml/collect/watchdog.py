@@ -55,8 +55,8 @@ class Watchdog:
         self._ended: set[int] = set()
         self._oom_kills = oom_kills()
         self._stalled = False
-        self._alone: set[int] = set()  # processes that were told to hang while others go on
-        self._busy_ns = 0
+        self._alone: dict[int, int] = {}  # processes that were told to hang alone, and after which step
+        self._busy_ns: dict[int, int] = {}  # by process: when it was last seen busy on purpose
         self._crash: RankState | None = None
         self._ended_ns = 0
         self._departures = Departures()
@@ -75,15 +75,17 @@ class Watchdog:
 
     def _check_stall(self, states: list[RankState]) -> str | None:
         now = time.perf_counter_ns()
-        if any(s.phase in BUSY_ON_PURPOSE for s in states):
-            self._busy_ns = now  # between two batches of a validation as well
+        for state in states:
+            if state.phase in BUSY_ON_PURPOSE:
+                self._busy_ns[state.pid] = now  # between two batches of a validation as well
         stuck = [s for s in states if now - s.ended_ns >= self._patience_ns(s)]
         if not states or len(stuck) < len(states):
             self._stalled = False
             return self._check_single(stuck, states, now)
         patience_ns = max(self._patience_ns(s) for s in stuck)
         silent_ns = now - max(s.ended_ns for s in stuck)
-        is_busy = now - self._busy_ns < patience_ns and silent_ns < BUSY_FACTOR * patience_ns
+        busy_ns = max((self._busy_ns.get(s.pid, 0) for s in stuck), default=0)
+        is_busy = now - busy_ns < patience_ns and silent_ns < BUSY_FACTOR * patience_ns
         if is_busy or self._stalled:
             self._stalled &= not is_busy
             return None
@@ -93,13 +95,14 @@ class Watchdog:
     def _check_single(self, stuck: list[RankState], states: list[RankState], now: int) -> str | None:
         """Ranks that hang while others, which do not wait for them, have long gone on."""
         newest = max((s.ended_ns for s in states), default=0)
-        alone = [
-            s
-            for s in stuck
-            if s.phase not in (*BUSY_ON_PURPOSE, c.SYNC) and newest - s.ended_ns > self._patience_ns(s) / 2
-        ]
-        new = [s for s in alone if s.pid not in self._alone]
-        self._alone = {s.pid for s in alone}
+        new = []
+        for state in stuck:
+            patience_ns = self._patience_ns(state)
+            is_busy = now - self._busy_ns.get(state.pid, 0) < patience_ns or state.phase == c.SYNC
+            is_behind = newest - state.ended_ns > patience_ns / 2
+            if is_behind and not is_busy and self._alone.get(state.pid) != state.step:
+                self._alone[state.pid] = state.step
+                new.append(state)
         what = "while other ranks go on, no step completed"
         return self._tell(new, now, what, together=False) if new else None
 
@@ -123,7 +126,8 @@ class Watchdog:
     def _tell(self, stuck: list[RankState], now: int, what: str, together: bool) -> str:
         silent_ns = now - max(s.ended_ns for s in stuck)
         for state in stuck:
-            self._note("stall", state, duration_ns=silent_ns, together=together, phase=_place(state))
+            waited_ns = now - state.ended_ns
+            self._note("stall", state, duration_ns=waited_ns, together=together, phase=_place(state))
         usual = f"{max(s.usual_ns for s in stuck) / 1e9:.3g} s" if any(s.step for s in stuck) else "not known"
         places = [
             f"r{s.rank} in {_place(s)} " + (f"after step {s.step}" if s.step else "of its first step")

@@ -136,6 +136,35 @@ def test_a_rank_slow_in_less_than_half_of_the_steps(ranks: int) -> None:
     assert "of the steps; the others wait for it" in found.summary
 
 
+@pytest.mark.parametrize("taking", [(1, 2), (0, 1, 2), (0, 1, 2, 3)])
+def test_some_ranks_that_take_turns_are_not_always_slow(taking: tuple[int, ...]) -> None:
+    """On average they are equally late; in each step only one of them is."""
+
+    def some(rank: int) -> Any:
+        mine = rank in taking
+        return made.every(len(taking), 30.0, COUNT, offset=taking.index(rank)) if mine else 0.0
+
+    found = coupled(usual(8, forward=some)).primary_diagnosis
+    assert (found.status, found.ranks, found.phase) == ("COMPUTE STRAGGLER", list(taking), "forward")
+    assert "take turns" in found.summary
+    assert found.evidence["excess_ms"] == pytest.approx(30, rel=0.05)
+
+
+@pytest.mark.parametrize(("ranks", "slow"), [(3, 2), (5, 3), (8, 5)])
+def test_when_most_ranks_are_slow_none_is_to_blame(ranks: int, slow: int) -> None:
+    """Mending one of them would gain nothing, and the rank in the middle is one of them."""
+    found = coupled(usual(ranks, forward=lambda rank: 30.0 if rank < slow else 0.0))
+    assert not [i for i in found.step_time.issues if "STRAGGLER" in i.status]
+
+
+def test_a_steady_straggler_is_found_beside_its_jitter() -> None:
+    """8 ms more in every step, and 80 ms in one of five: the first is not drowned by the second."""
+    spikes = np.where(np.random.default_rng(1).permutation(COUNT) < 20, 88.0, 8.0)
+    found = coupled(usual(4, input=lambda rank: spikes if rank == 1 else 0.0))
+    (straggler,) = [i for i in found.step_time.issues if "STRAGGLER" in i.status]
+    assert (straggler.ranks, straggler.evidence["excess_ms"]) == ([1], pytest.approx(8, rel=0.1))
+
+
 def test_half_of_the_ranks_are_slow() -> None:
     """A slow machine of two: all its ranks are named, and mending them all is what would bring the gain."""
     primary = coupled(usual(8, forward=lambda rank: 100.0 * (rank >= 4))).primary_diagnosis

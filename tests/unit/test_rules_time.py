@@ -325,6 +325,21 @@ def test_what_is_too_frequent_for_jitter_is_a_bound(slow: int, kind: str) -> Non
     assert first(window(**COMPUTE, input=waits)).kind == kind
 
 
+@pytest.mark.parametrize("count", range(22, 60))
+def test_nothing_falls_between_a_bound_and_jitter(count: int) -> None:
+    """A wait in a quarter of the steps or one more: the one or the other, for any number of steps."""
+    for slow in (count // 4, count // 4 + 1):
+        waits = np.where(np.random.default_rng(3).permutation(count) < slow, 150.0, 0.0)
+        assert first(window(count, **COMPUTE, wait=waits)).kind in ("JITTER", "WAIT_HEAVY")
+
+
+@pytest.mark.parametrize("workers", [0, 2, 4, 8, 16])
+def test_a_rare_stall_of_several_workers_is_jitter(workers: int) -> None:
+    """One long wait in forty steps: a group of batches often has none, however many workers there are."""
+    stalls = window(200, **COMPUTE, input=every(40, 700.0, 200, otherwise=0.5), workers=workers)
+    assert first(stalls).kind == "JITTER"
+
+
 def test_a_steady_run_has_no_jitter() -> None:
     """Ordinary noise of 10 % is nobody's fault."""
     noise = 100 * (1 + 0.1 * np.random.default_rng(3).standard_normal(400))

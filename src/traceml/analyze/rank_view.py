@@ -134,12 +134,15 @@ class RankView:
         if not group and blame.max() >= FIXED_SHARE:
             return None
         lost, steps = late - early, self.window.step_ns.mean(axis=0)
+        if group:
+            cost_ms = self.replay_ms(*group)
+            share = 1e6 * cost_ms / float(steps.mean())
+            level = share - self.window.cpu_delay_share
+            return Turns(last, level, share, cost_ms, group, rotates=False) if level >= WARN_SHARE else None
         share = float(lost.mean() / steps.mean())
         level = typical_level(share, float(often(np.sort(lost / steps)))) - self.window.cpu_delay_share
         if level < (WARN_SHARE if len(own) > 2 else CRIT_SHARE):  # of two ranks, noise looks like turns
             return None
-        if group:
-            return Turns(last, level, share, self.replay_ms(*group), group, rotates=False)
         worst = np.argsort(-blame)
         count = int(np.searchsorted(np.cumsum(blame[worst]), EXPLAINED)) + 1
         few = count <= min(MOST_NAMED, len(own) // 2) and self.window.count >= STEPS_TO_NAME

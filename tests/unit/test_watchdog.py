@@ -22,13 +22,16 @@ STALL_AFTER_S = 30.0
 S = 1_000_000_000
 
 
-@pytest.fixture
-def process() -> Iterator[subprocess.Popen[bytes]]:
+def _alive() -> Iterator[subprocess.Popen[bytes]]:
     """Something that is alive."""
     running = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
     yield running
     running.kill()
     running.wait()
+
+
+process = pytest.fixture(_alive, name="process")
+other = pytest.fixture(_alive, name="other")
 
 
 def recording(folder: Path, rank: int, pid: int, silent_s: float, steps: int = 60) -> RecordingWriter:
@@ -87,42 +90,36 @@ def test_a_hang_in_the_first_step_is_a_stall(tmp_path: Path, process: subprocess
     assert "r0 in backward of its first step" in line
 
 
-def test_a_rank_that_hangs_alone_is_told(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+def test_a_rank_that_hangs_alone_is_told(
+    tmp_path: Path, process: subprocess.Popen[bytes], other: subprocess.Popen[bytes]
+) -> None:
     """Ranks that do not wait for each other: the one that hangs is named once, while the other goes on."""
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
-    try:
-        recording(tmp_path, 0, process.pid, 0)
-        live = recording(tmp_path, 1, other.pid, 40).live
-        watchdog = Watchdog(Tail(tmp_path), STALL_AFTER_S)
-        live[fmt.LIVE_PHASE] = c.SYNC
-        assert watchdog.look() is None, "it has finished and waits for the others"
-        live[fmt.LIVE_PHASE] = c.FORWARD
-        line = watchdog.look()
-        assert line is not None
-        assert "while other ranks go on" in line
-        assert "r1 in forward after step 60" in line
-        assert "r0" not in line
-        for phase in (c.SYNC, c.FORWARD, c.VALIDATION, c.WAIT_OTHER):
-            live[fmt.LIVE_PHASE] = phase
-            assert watchdog.look() is None, "told once while it lasts"
-    finally:
-        other.kill()
-        other.wait()
+    recording(tmp_path, 0, process.pid, 0)
+    live = recording(tmp_path, 1, other.pid, 40).live
+    watchdog = Watchdog(Tail(tmp_path), STALL_AFTER_S)
+    live[fmt.LIVE_PHASE] = c.SYNC
+    assert watchdog.look() is None, "it has finished and waits for the others"
+    live[fmt.LIVE_PHASE] = c.FORWARD
+    line = watchdog.look()
+    assert line is not None
+    assert "while other ranks go on" in line
+    assert "r1 in forward after step 60" in line
+    assert "r0" not in line
+    for phase in (c.SYNC, c.FORWARD, c.VALIDATION, c.WAIT_OTHER):
+        live[fmt.LIVE_PHASE] = phase
+        assert watchdog.look() is None, "told once while it lasts"
 
 
-def test_one_rank_may_validate_alone(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+def test_one_rank_may_validate_alone(
+    tmp_path: Path, process: subprocess.Popen[bytes], other: subprocess.Popen[bytes]
+) -> None:
     """While another trains on: neither in a batch of its validation nor between two of them is it told."""
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
-    try:
-        recording(tmp_path, 0, process.pid, 0)
-        live = recording(tmp_path, 1, other.pid, 40).live
-        watchdog = Watchdog(Tail(tmp_path), STALL_AFTER_S)
-        for phase in (c.VALIDATION, c.WAIT_OTHER, c.VALIDATION, c.WAIT_OTHER):
-            live[fmt.LIVE_PHASE] = phase
-            assert watchdog.look() is None
-    finally:
-        other.kill()
-        other.wait()
+    recording(tmp_path, 0, process.pid, 0)
+    live = recording(tmp_path, 1, other.pid, 40).live
+    watchdog = Watchdog(Tail(tmp_path), STALL_AFTER_S)
+    for phase in (c.VALIDATION, c.WAIT_OTHER, c.VALIDATION, c.WAIT_OTHER):
+        live[fmt.LIVE_PHASE] = phase
+        assert watchdog.look() is None
 
 
 def test_a_command_that_goes_on_without_ranks_is_told(

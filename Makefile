@@ -1,17 +1,24 @@
-# Two commands matter: `make demo` shows the product, `make test` is what CI runs.
+# Two commands matter: `make demo` shows the product, `make test` tests it.
 # Both make their own virtual environment in .venv and can be run again and again.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help demo test check accuracy bench clean
+.PHONY: help demo check static test test-long accuracy bench clean dist test-dist test-pythons
+# Most tests wait for a training that sleeps: more workers than cores. A file stays on one worker.
+PYTEST := $(BIN)/pytest -n 4 --dist loadfile
+UNIT := tests/capture tests/compare tests/docs tests/scale tests/unit
 
 help:
 	@echo "make demo      install into .venv and run a slow-input training under traceml"
-	@echo "make test      install what tests need and run everything: format, lint, types, tests"
-	@echo "make check     the quick loop: format, lint, types, tests without trainings"
+	@echo "make check     the quick loop: format, lint, types, unit tests"
+	@echo "make test      install what tests need and run everything but the long tests"
+	@echo "make test-long random kills, network namespaces, thousands of ranks"
 	@echo "make accuracy  run the fault-injected trainings and print injected against measured"
 	@echo "make bench     measure overhead and scale and write docs/performance.md"
+	@echo "make dist          build the sdist and the wheels in dist/"
+	@echo "make test-dist     make dist, then install and run the demo where there is no compiler"
+	@echo "make test-pythons  make dist, then test its wheels on every Python from 3.10 to 3.14 of this machine"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
@@ -25,7 +32,7 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt src/traceml/capture/
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
+$(VENV)/.installed-dev: requirements-dev.txt requirements-test.txt $(VENV)/.installed
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -r requirements-dev.txt
 	@touch $@
 
@@ -33,17 +40,19 @@ demo: $(VENV)/.installed
 	$(BIN)/traceml run examples/diagnosis/dataloader_bottleneck_demo.py --run-name demo --overwrite \
 	  --args --scenario slow --sleep-ms 2 --batch-size 32 --num-samples 1920 --hidden-dim 512 --depth 2 --print-every 20
 
-check: $(VENV)/.installed-dev
+static: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check -q .
 	$(BIN)/ruff check -q .
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not scenario and not framework"
 
-test: $(VENV)/.installed-dev
-	$(BIN)/ruff format --check -q .
-	$(BIN)/ruff check -q .
-	$(BIN)/mypy
-	$(BIN)/pytest
+check: static
+	$(PYTEST) -m "not long and not scenario" $(UNIT)
+
+test: static
+	$(PYTEST) -m "not long"
+
+test-long: $(VENV)/.installed-dev
+	$(BIN)/pytest -m long
 
 accuracy: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.scenarios.accuracy
@@ -52,5 +61,25 @@ bench: $(VENV)/.installed
 	$(BIN)/python bench/overhead.py --write docs/performance.md
 	$(BIN)/python bench/scale.py --write docs/performance.md
 
+# Packaging. The wheels are built in an environment of their own, and tried in new ones under .venv-pythons.
+DIST := .venv-dist
+PYTHONS ?= 3.10 3.11 3.12 3.13 3.14
+# torch for these two takes 5 GB of disk each where the index has no build for CPUs only.
+TRAIN_PYTHONS ?= $(filter 3.10 3.13,$(PYTHONS))
+
+$(DIST)/.installed: requirements-dist.txt
+	$(PYTHON) -m venv $(DIST)
+	$(DIST)/bin/python -m pip install -q --disable-pip-version-check -r requirements-dist.txt
+	@touch $@
+
+dist: $(DIST)/.installed
+	$(DIST)/bin/python tools/build_wheels.py
+
+test-dist: dist
+	$(DIST)/bin/python tools/try_wheels.py --fresh --train $(PYTHON)
+
+test-pythons: dist
+	$(DIST)/bin/python tools/try_wheels.py --tests $(PYTHONS) --train $(TRAIN_PYTHONS)
+
 clean:
-	rm -rf $(VENV) build src/*.egg-info src/traceml/capture/*.so
+	rm -rf $(VENV) $(DIST) .venv-pythons build dist src/*.egg-info src/traceml/capture/*.so

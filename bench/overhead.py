@@ -1,10 +1,10 @@
-"""What TraceML costs: plain and traced runs of the same script, interleaved in one go.
+"""What TraceML costs: plain and traced runs of the same script, interleaved.
 
     python bench/overhead.py [--pairs 9] [--write docs/performance.md]
 
-For steps of about 0.3, 3 and 30 ms: the added microseconds a step. Each run reports the median of its own
-step times; a pair's difference is one observation; the median and the quartiles over pairs are shown. Also
-the cost of start plus end of a run over the plain command, the monitor's CPU and memory, and bytes a step.
+For steps of about 0.3, 3 and 30 ms: the added microseconds per step. Each run reports the median of its step
+times. The difference within a pair is one observation; the tables show the median and quartiles over pairs.
+Also measured: the wall time added at the start and end of a run, and the CPU and memory of the monitor.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from traceml.capture.switch import ROW
+from traceml.recording.layout import padded_row_size
+from traceml.recording.writer import CHUNK_BYTES
 
 SCRIPT = """
 import json, statistics, sys, time
@@ -44,7 +48,7 @@ class Model(nn.Module):
 model = Model()
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 switch = None
-if len(sys.argv) > 4:  # recording goes off and on again every few steps
+if len(sys.argv) > 4:  # switch recording off and on every few steps
     from traceml.capture import install
     switch, thread = install.active().switch, install.active().switch.thread
 times, off, skip = [], [], 0
@@ -64,16 +68,16 @@ for index, (x, y) in enumerate(DataLoader(Data(), batch_size=None), 1):
         switch.restart(switch.clock())
         skip = 2
     before = time.perf_counter_ns()
-def told(values):
+def report(values):
     kept = sorted(values[len(values) // 10:])
     return {"median": statistics.median(kept), "p10": kept[len(kept) // 10]}
-print(json.dumps({**told(times), "steps": steps, "off": told(off) if off else None}))
+print(json.dumps({**report(times), "steps": steps, "off": report(off) if off else None}))
 """
 SIZES = (("0.3 ms", 4000, 16, 2), ("3 ms", 900, 384, 3), ("30 ms", 120, 1024, 5))
 
 
 def run(traced: bool, folder: Path, words: list[str], run_name: str) -> tuple[dict[str, Any], float]:
-    """One run of the script; returns what it reports and its wall time."""
+    """Run the script once; returns its report and its wall time."""
     command = [sys.executable, "script.py", *words]
     if traced:
         command = [sys.executable, "-m", "traceml", "run", "--quiet", "--run-name", run_name, *command]
@@ -83,7 +87,7 @@ def run(traced: bool, folder: Path, words: list[str], run_name: str) -> tuple[di
 
 
 def measure_inside(repeats: int, folder: Path) -> list[str]:
-    """Rows of the second table: recording on against recording off, every 20 steps within one process."""
+    """Rows of the second table: recording on and off, switched every 20 steps within one process."""
     rows = []
     for name, steps, width, repeat in SIZES:
         added, calm = [], []
@@ -108,7 +112,7 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
 
 
 def measure_steps(pairs: int, folder: Path) -> list[str]:
-    """Rows of the table: added microseconds a step for each size."""
+    """Rows of the first table: added microseconds per step for each size."""
     rows = []
     for name, steps, width, repeat in SIZES:
         added, fast, plain_us, own = [], [], [], []
@@ -135,7 +139,7 @@ def measure_steps(pairs: int, folder: Path) -> list[str]:
 
 
 def measure_ends(pairs: int, folder: Path) -> list[str]:
-    """Start plus end of a run over the plain command, and what the monitor uses."""
+    """Wall time added at the start and end of a run, and what the monitor uses."""
     added, cpu, rss, size = [], [], [], []
     words = ["200", "256", "2"]
     for pair in range(pairs):
@@ -149,15 +153,15 @@ def measure_ends(pairs: int, folder: Path) -> list[str]:
         size.append(steps.stat().st_size)
     middle, low, high = quartiles(added)
     return [
-        f"| added wall time, start plus end | {middle:.2f} s ({low:.2f} .. {high:.2f}) |",
-        f"| monitor, CPU seconds of such a run | {statistics.median(cpu):.2f} s |",
+        f"| wall time added at start and end | {middle:.2f} s ({low:.2f} .. {high:.2f}) |",
+        f"| monitor, CPU time for such a run | {statistics.median(cpu):.2f} s |",
         f"| monitor, peak resident memory | {statistics.median(rss):.0f} MB |",
-        "| recording | 256 bytes a step, in chunks of 256 KiB |",
+        f"| recording | {padded_row_size(ROW.size)} bytes per step, in chunks of {CHUNK_BYTES // 1024} KiB |",
     ]
 
 
 def monitor_load(folder: Path, seconds: float) -> str:
-    """CPU of the monitor while a run goes on, from outside."""
+    """CPU use of the monitor during a run, measured from outside."""
     steps = int(seconds * 200)
     command = [sys.executable, "-m", "traceml", "run", "--quiet", "--run-name", "load"]
     command += [sys.executable, "script.py", str(steps), "512", "6"]
@@ -176,12 +180,12 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def conditions() -> str:
-    """The machine and versions, in a sentence."""
+    """The machine and versions, as one line."""
     import torch
 
     load = os.getloadavg()[0]
     return (
-        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores (shared, virtual; load {load:.1f} when done), "
+        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores (shared, virtual; load {load:.1f} at the end), "
         f"Python {platform.python_version()}, torch {torch.__version__}, one torch thread."
     )
 
@@ -189,7 +193,7 @@ def conditions() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--write", type=Path, help="put the tables into this file, between its markers")
+    parser.add_argument("--write", type=Path, help="write the tables into this file, between its markers")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -202,13 +206,13 @@ def main() -> None:
         [
             f"Measured by `bench/overhead.py --pairs {given.pairs}`: {conditions()}",
             "",
-            "| step | plain | added, median | quartiles over pairs | undisturbed (p10) | own estimate |",
+            "| step | plain | added, median | quartiles over pairs | fastest tenth (p10) | own estimate |",
             "|---|---|---|---|---|---|",
             *steps,
             "",
-            "Recording switched off and on every 20 steps within one process (5 processes a row):",
+            "Recording switched off and on every 20 steps within one process (5 processes per row):",
             "",
-            "| step | added, median | quartiles over processes | undisturbed (p10) |",
+            "| step | added, median | quartiles over processes | fastest tenth (p10) |",
             "|---|---|---|---|",
             *inside,
             "",

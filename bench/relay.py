@@ -2,16 +2,15 @@
 
     python bench/relay.py [--nodes 64] [--ranks 8] [--rows 2000] [--rate 20] [--seconds 10]
 
-First a backlog of `rows` a rank from all nodes at once: rows a second, limited by this machine,
-because one process on the same cores simulates all nodes. Then a steady `rate` of steps a second a
-rank: CPU of node 0.
+First, a backlog of `rows` per rank from all nodes at once: rows per second. This machine is the limit,
+because one process on the same cores simulates all nodes. Then a steady `rate` of steps per second and
+rank: CPU use of node 0.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
 import sys
 import tempfile
 import threading
@@ -22,9 +21,11 @@ from typing import Any
 
 import psutil
 
-from traceml.collect.relay.client import RelayClient
-from traceml.collect.relay.keys import create_key
-from traceml.collect.relay.server import RelayServer
+from traceml.monitor.relay.client import RelayClient
+from traceml.monitor.relay.keys import create_key
+from traceml.monitor.relay.protocol import Limits
+from traceml.monitor.relay.server import RelayServer
+from traceml.monitor.this_node import ThisNode
 from traceml.recording.reader import RecordingReader
 from traceml.recording.writer import RecordingWriter
 from traceml.schema import catalog
@@ -32,19 +33,23 @@ from traceml.schema import catalog
 ROW = (0,) * len(catalog.STEP_COLUMNS)
 
 
+def this_node(index: int, nodes: int) -> ThisNode:
+    """Node 0, or one of so many others; node 0's folder is called `node0`."""
+    return ThisNode(index, nodes + 1, "node0", None, 0, None)
+
+
 def serve(run_dir: str, nodes: int, stop: Any) -> None:
     """Node 0."""
-    path = Path(run_dir)
-    server = RelayServer(path, create_key(path, os.environ), nodes + 1)
+    server = RelayServer(this_node(0, nodes), Path(run_dir), {}, Limits())
     while not stop.is_set():
         server.pump(0.1)
     server.close(0)
 
 
 class Nodes:
-    """All other nodes: their recordings, and one relay each, in a few threads."""
+    """All other nodes, with their recordings and one relay client each."""
 
-    def __init__(self, place: Path, node0: Path, nodes: int, ranks: int) -> None:
+    def __init__(self, place: Path, nodes: int, ranks: int) -> None:
         self.writers: list[RecordingWriter] = []
         self.clients: list[RelayClient] = []
         for node in range(1, nodes + 1):
@@ -55,20 +60,20 @@ class Nodes:
                 stem = run_dir / "recording" / f"rank-{rank}.{1000 + local}.steps"
                 header = {"identity": {"rank": rank, "node_rank": node}}
                 self.writers.append(RecordingWriter(str(stem), catalog.STEP_COLUMNS, header))
-            client = RelayClient(run_dir, node, shared_dir=node0, environment={})
+            client = RelayClient(this_node(node, nodes), run_dir, {})
             self.clients.append(client)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._pump)
         self._thread.start()
 
     def append(self, rows: int) -> None:
-        """So many rows for every rank."""
+        """Append this many rows for every rank."""
         for writer in self.writers:
             for _ in range(rows):
                 writer.append(*ROW)
 
     def close(self) -> None:
-        """End all relays."""
+        """Close all relay clients."""
         self._stop.set()
         self._thread.join()
         for client in self.clients:
@@ -82,20 +87,20 @@ class Nodes:
 
 
 def landed_rows(node0: Path) -> int:
-    """Rows that node 0 has, from the sequence numbers on its disk."""
+    """How many rows are on the disk of node 0."""
     paths = (node0 / "recording").glob("rank-*.steps")
     return sum(len(RecordingReader(path).rows()) for path in paths)
 
 
 def until_landed(node0: Path, nodes: Nodes) -> None:
-    """Wait until node 0 has every row that was written."""
+    """Wait until node 0 has all rows."""
     while landed_rows(node0) < sum(w.count for w in nodes.writers):
         time.sleep(0.1)
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was measured, for `bench/scale.py` and for the printed lines."""
+    """What was measured; `bench/scale.py` uses it too."""
 
     backlog_rows: int
     backlog_s: float
@@ -107,16 +112,16 @@ class Figures:
 
 
 def measure(nodes: int, ranks: int, rows: int, rate: int, seconds: int) -> Figures:
-    """A backlog of `rows` a rank from all nodes at once, then a steady `rate` for some `seconds`."""
+    """A backlog of `rows` per rank from all nodes at once, then a steady `rate` for some `seconds`."""
     with tempfile.TemporaryDirectory() as place:
         node0 = Path(place) / "node0"
         (node0 / "recording").mkdir(parents=True)
-        create_key(node0, {})
+        create_key(node0, {})  # before the nodes look for it
         stop = multiprocessing.Event()
         process = multiprocessing.Process(target=serve, args=(str(node0), nodes, stop))
         process.start()
         server = psutil.Process(process.pid)
-        others = Nodes(Path(place), node0, nodes, ranks)
+        others = Nodes(Path(place), nodes, ranks)
         others.append(1)
         until_landed(node0, others)
 
@@ -143,7 +148,7 @@ def measure(nodes: int, ranks: int, rows: int, rate: int, seconds: int) -> Figur
 
 
 def main() -> int:
-    """Print one table."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (
         ("nodes", 64),
@@ -158,7 +163,7 @@ def main() -> int:
     print(f"backlog: {found.backlog_rows} rows in {found.backlog_s:.1f} s:", end=" ")
     print(f"{found.backlog_rows / found.backlog_s:,.0f} rows/s;", end=" ")
     per_row_us = 1e6 * found.backlog_cpu_s / found.backlog_rows
-    print(f"node 0: {found.backlog_cpu_s:.1f} s CPU, {per_row_us:.1f} us a row")
+    print(f"node 0: {found.backlog_cpu_s:.1f} s CPU, {per_row_us:.1f} us per row")
     print(f"steady: {found.steady_rows_per_s:,.0f} rows/s for {found.steady_s:.1f} s;", end=" ")
     share = found.steady_cpu_s / found.steady_s
     print(f"node 0: {100 * share:.0f} % of a core, {found.rss_bytes >> 20} MiB")

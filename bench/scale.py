@@ -1,10 +1,10 @@
-"""How the monitor's work grows with the number of ranks, and what a run of a million steps leaves on disk.
+"""How the monitor's work grows with the number of ranks, and how much disk a million steps take.
 
     python bench/scale.py [--ranks 8 64 512 4096] [--ticks 7] [--write docs/performance.md]
 
-Synthetic recordings (bench/synthetic.py: eight ranks a machine, one of them slow) go through tail, align,
-diagnose and summary, as in a run. Each number of ranks has processes of its own, so that the memory is its
-own as well. Then: rows from 64 simulated nodes through the relay, and the roll-up of a million steps.
+Synthetic recordings (bench/synthetic.py: eight ranks per machine, one rank slow) go through tail, align,
+diagnose and summary, as in a real run. Each number of ranks is measured in its own processes, so that the
+peak memory is its own too. Also measured: the relay with 64 simulated nodes, and rolling up a million steps.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from synthetic import SyntheticRun
+from synthetic import SyntheticRun, dtype_of
 
 from traceml.analyze.align import align
 from traceml.analyze.summarize import summarize
-from traceml.cli.result import encode
-from traceml.collect.rollup import KEEP_ROWS, Roller
-from traceml.collect.tail import LIVE_STEPS, Tail, live_tail
-from traceml.schema.facts import RunFacts
+from traceml.monitor.result import encode
+from traceml.recording.rollup import KEEP_ROWS, Roller
+from traceml.recording.tail import LIVE_STEPS, Tail, live_tail
+from traceml.schema import catalog as c
+from traceml.schema.recorded import RunFacts
 
 FACTS = RunFacts("scale", begin_ns=0, end_ns=10**14)
-STEPS_A_TICK = 10
+STEPS_PER_TICK = 10
 SLOW_RANK = 3
 BEGIN, END = "<!-- scale begin -->", "<!-- scale end -->"
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Of one number of ranks."""
+    """What was measured for one number of ranks."""
 
     ranks: int
     rows: int
@@ -58,13 +59,13 @@ class Found:
 
 
 def peak_rss_bytes() -> int:
-    """Of this process since it began."""
+    """Peak memory of this process."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 def ingest(run_dir: Path) -> dict[str, float]:
-    """Every row of every rank into one window."""
+    """Read every row of every rank into one window."""
     began = time.perf_counter()
     window = align(Tail(run_dir, most_cells=10**9).read().ranks)
     took_s = time.perf_counter() - began
@@ -72,11 +73,11 @@ def ingest(run_dir: Path) -> dict[str, float]:
 
 
 def tick(run_dir: Path, run: SyntheticRun, ticks: int) -> dict[str, object]:
-    """What a live view does again and again: new rows in, a summary of the newest steps out."""
+    """What a live view does at each update: read new rows, summarize the newest steps."""
     tail = live_tail(run_dir)
     parts: list[tuple[float, float, float, float]] = []
     for at in range(ticks + 2):
-        run.append(STEPS_A_TICK)
+        run.append(STEPS_PER_TICK)
         cpu, began = time.process_time(), time.perf_counter()
         recording = tail.read()
         read = time.perf_counter()
@@ -84,7 +85,7 @@ def tick(run_dir: Path, run: SyntheticRun, ticks: int) -> dict[str, object]:
         analyzed = time.perf_counter()
         data = encode(summary)
         done = time.perf_counter()
-        if at >= 2:  # the first look reads the whole run, the second makes room
+        if at >= 2:  # the first update reads the whole run, the second frees memory
             parts.append((read - began, analyzed - read, done - analyzed, time.process_time() - cpu))
     first = summary.primary_diagnosis
     read_s, analyze_s, encode_s, cpu_s = (statistics.median(column) for column in zip(*parts, strict=True))
@@ -102,14 +103,14 @@ def tick(run_dir: Path, run: SyntheticRun, ticks: int) -> dict[str, object]:
 
 
 def child(what: str, run_dir: Path, ranks: int, steps: int, ticks: int) -> dict[str, object]:
-    """One measurement in a process of its own."""
+    """One measurement in its own process."""
     words = [what, str(run_dir), str(ranks), str(steps), str(ticks)]
     done = subprocess.run([sys.executable, __file__, "--child", *words], capture_output=True, check=True)
     return dict(json.loads(done.stdout))
 
 
 def be_child(words: list[str]) -> None:
-    """The other end of `child`."""
+    """What the process started by `child` does."""
     what, run_dir, ranks, steps, ticks = words[0], Path(words[1]), *map(int, words[2:])
     if what == "ingest":
         print(json.dumps(ingest(run_dir)))
@@ -119,7 +120,7 @@ def be_child(words: list[str]) -> None:
 
 
 def measure(ranks: int, ticks: int, place: Path) -> Found:
-    """One number of ranks."""
+    """Measure one number of ranks."""
     run_dir = place / f"{ranks}"
     steps = max(400, 400_000 // ranks)
     run = SyntheticRun(run_dir, ranks, slow_rank=SLOW_RANK)
@@ -133,9 +134,9 @@ def measure(ranks: int, ticks: int, place: Path) -> Found:
 
 
 def table(found: list[Found]) -> list[str]:
-    """The ticks, and how they grow."""
-    head = ["ranks", "rank-steps/s into the window", "a tick, median (fastest)", "read + analyze + encode"]
-    lines = [_line(*head, "CPU a tick", "peak memory", "summary", "verdict"), _line(*["---"] * 8)]
+    """The table of updates, and how they grow with the ranks."""
+    head = ["ranks", "rank-steps/s into the window", "update, median (fastest)", "read + analyze + encode"]
+    lines = [_line(*head, "CPU per update", "peak memory", "summary", "verdict"), _line(*["---"] * 8)]
     lines += [
         _line(
             f"{f.ranks:,}",
@@ -149,7 +150,7 @@ def table(found: list[Found]) -> list[str]:
         )
         for f in found
     ]
-    lines += ["", _line("growth", "ranks", "a tick (median)", "memory"), _line(*["---"] * 4)]
+    lines += ["", _line("growth", "ranks", "update (median)", "memory"), _line(*["---"] * 4)]
     lines += [
         _line(
             f"{a.ranks:,} to {b.ranks:,}",
@@ -167,7 +168,7 @@ def _line(*cells: str) -> str:
 
 
 def relay_lines(nodes: int) -> list[str]:
-    """Rows from many nodes at once, by `bench/relay.py`."""
+    """The relay with many nodes at once, measured by `bench/relay.py`."""
     from relay import measure as measure_relay
 
     found = measure_relay(nodes=nodes, ranks=8, rows=500, rate=20, seconds=5)
@@ -176,18 +177,18 @@ def relay_lines(nodes: int) -> list[str]:
     return [
         _line(
             f"relay, backlog from {nodes} nodes of 8 ranks",
-            f"{per_s:,.0f} rows/s, {per_row_us:.1f} µs of node 0's CPU a row "
+            f"{per_s:,.0f} rows/s, {per_row_us:.1f} µs of node 0's CPU per row "
             "(one process simulates all nodes on the same cores)",
         ),
         _line(
-            f"relay, {found.steady_rows_per_s:,.0f} rows/s steadily from {nodes} nodes",
+            f"relay, {found.steady_rows_per_s:,.0f} rows/s steady from {nodes} nodes",
             f"{100 * share:.0f} % of a core on node 0, {found.rss_bytes / 1e6:.0f} MB",
         ),
     ]
 
 
 def rollup_lines(place: Path) -> list[str]:
-    """A million steps of one rank, rolled up as they come."""
+    """Roll up a million steps of one rank while they are recorded."""
     run_dir = place / "long"
     run = SyntheticRun(run_dir, 1)
     roller = Roller(run_dir, every_s=0)
@@ -198,27 +199,27 @@ def rollup_lines(place: Path) -> list[str]:
         rolled += roller.maybe_roll(float(at))
         took_s += time.perf_counter() - began
         most = max(most, sum(p.stat().st_blocks * 512 for p in (run_dir / "recording").iterdir()))
-    written = run.steps * 256
+    written = run.steps * dtype_of(c.STEP_COLUMNS).itemsize
     shutil.rmtree(run_dir)
     return [
         _line(
-            f"roll-up, {run.steps:,} steps of a rank, the newest {KEEP_ROWS:,} kept",
-            f"{rolled / took_s / 1e6:.1f} million rows/s; never more than {most / 1e6:.0f} MB on disk "
+            f"roll-up of {run.steps:,} steps of one rank, keeping the newest {KEEP_ROWS:,}",
+            f"{rolled / took_s / 1e6:.1f} million rows/s; at most {most / 1e6:.0f} MB on disk "
             f"instead of {written / 1e6:.0f} MB",
         )
     ]
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure and print, and with --write update the docs."""
     if sys.argv[1:2] == ["--child"]:
         be_child(sys.argv[2:])
         return
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 512, 4096])
     parser.add_argument("--ticks", type=int, default=7)
-    parser.add_argument("--nodes", type=int, default=64, help="for the relay; 0 leaves it out")
-    parser.add_argument("--write", type=Path, help="put the tables into this file, between its markers")
+    parser.add_argument("--nodes", type=int, default=64, help="nodes of the relay; 0 skips it")
+    parser.add_argument("--write", type=Path, help="write the tables into this file, between its markers")
     given = parser.parse_args()
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory, prefix="traceml-scale-") as name:
@@ -231,7 +232,7 @@ def main() -> None:
     text = "\n".join(
         [
             f"Measured by `bench/scale.py`: {time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores "
-            f"(shared, virtual; load {load:.1f} when done), "
+            f"(shared, virtual; load {load:.1f} at the end), "
             f"Python {platform.python_version()}, NumPy {np.__version__}.",
             "",
             *table(found),

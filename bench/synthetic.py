@@ -1,7 +1,7 @@
-"""Recordings of runs that never were: any number of ranks and steps, written as fast as the disk takes them.
+"""Synthetic recordings with any number of ranks and steps.
 
-Used by `bench/scale.py` and by `tests/scale`. The bytes are what the ranks, the monitor and the relay leave
-in node 0's run folder: eight ranks a machine, node 0's own files and those that came from the others.
+Used by `bench/scale.py` and `tests/scale`. The files are the same that ranks, monitor and relay write to the
+run folder on node 0: those of its own ranks and those received from other nodes, eight ranks per machine.
 """
 
 from __future__ import annotations
@@ -14,35 +14,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from traceml.collect.rundir import RECORDING
-from traceml.recording import format as fmt
+from traceml.recording import layout
 from traceml.recording.reader import row_dtype
+from traceml.runs.folder import RECORDING
 from traceml.schema import catalog as c
 
 Columns = tuple[tuple[str, str], ...]
-RANKS_A_NODE = 8
+RANKS_PER_NODE = 8
 PHASE_NS = {"input": 2_000_000, "forward": 30_000_000, "backward": 50_000_000, "sync": 10_000_000}
 PHASE_NS |= {"optimizer": 5_000_000, "validation": 0, "checkpoint": 0}
 SPARE_ROWS = 64
 
 
-def head_of(columns: Columns, header: dict[str, Any]) -> bytes:
-    """The first 8 KiB of a recording."""
-    size = fmt.padded_row_size(fmt.row_struct(columns).size)
-    text = json.dumps({**header, "columns": [list(pair) for pair in columns]}).encode()
-    check = fmt.checksum(size, text)
-    prefix = fmt.PREFIX.pack(fmt.MAGIC, fmt.VERSION, fmt.HEADER_SIZE, size, len(text), check)
-    return (prefix + text).ljust(fmt.HEADER_SIZE, b"\0")
-
-
 def dtype_of(columns: Columns) -> np.dtype[np.void]:
     """The rows of a recording with these columns."""
-    size = fmt.padded_row_size(fmt.row_struct(columns).size)
-    return row_dtype(Path("synthetic"), {"columns": [list(pair) for pair in columns]}, size)
+    size = layout.padded_row_size(layout.row_struct(columns).size)
+    return row_dtype(columns, size)
 
 
 def step_rows(first: int, count: int, seed: int, slower: float = 1.0) -> NDArray[np.void]:
-    """Rows of steps `first`, `first` + 1, ...; the same for the same arguments; the phases close the sum."""
+    """Rows of `count` steps from `first` on. Same arguments, same rows. The phases add up to the step."""
     random = np.random.default_rng((seed, first))
     rows = np.zeros(count, dtype=dtype_of(c.STEP_COLUMNS))
     rows["step"] = rows["sequence"] = np.arange(first, first + count)
@@ -65,34 +56,34 @@ def step_rows(first: int, count: int, seed: int, slower: float = 1.0) -> NDArray
 
 @dataclass(slots=True)
 class SyntheticRun:
-    """One run folder with this many ranks; `append` lets all of them take some more steps."""
+    """A run folder with this many ranks; `append` adds steps to all of them."""
 
     folder: Path
     ranks: int
     slow_rank: int | None = None
     steps: int = 0
     samples: int = 0
-    is_there: bool = False  # made by another process: `steps` and `samples` say how far
+    is_there: bool = False  # another process made the folder, with `steps` and `samples`
     paths: list[Path] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         (self.folder / RECORDING).mkdir(parents=True, exist_ok=True)
         for rank in range(self.ranks):
-            node, local = divmod(rank, RANKS_A_NODE)
+            node, local = divmod(rank, RANKS_PER_NODE)
             between = f".node{node}" if node else ""
             path = self.folder / RECORDING / f"rank-{rank}{between}.{1000 + local}.steps"
             self.paths.append(path)
             if self.is_there:
                 continue
-            path.write_bytes(head_of(c.STEP_COLUMNS, self._header(rank)))
+            path.write_bytes(layout.header_bytes(c.STEP_COLUMNS, self._header(rank)))
             epoch = {"kind": "epoch_start", "rank": rank, "step": 1, "time_ns": 1, "duration_ns": 1000}
             path.with_suffix(".events.jsonl").write_text(json.dumps({**epoch, "workers": 2}) + "\n")
-        for node in range(0 if self.is_there else -(-self.ranks // RANKS_A_NODE)):
+        for node in range(0 if self.is_there else -(-self.ranks // RANKS_PER_NODE)):
             for kind, columns in (("system", c.SYSTEM_COLUMNS), ("process", c.PROCESS_COLUMNS)):
-                self._gauges(kind, node).write_bytes(head_of(columns, {"kind": kind}))
+                self._gauges(kind, node).write_bytes(layout.header_bytes(columns, {"kind": kind}))
 
     def append(self, count: int, kinds: int = 16) -> None:
-        """So many more steps for all ranks; there are `kinds` different ranks, apart from the slow one."""
+        """Add steps to all ranks. There are `kinds` different ranks, apart from the slow one."""
         made = [step_rows(self.steps + 1, count, seed).tobytes() for seed in range(min(kinds, self.ranks))]
         size = dtype_of(c.STEP_COLUMNS).itemsize
         for rank, path in enumerate(self.paths):
@@ -100,20 +91,20 @@ class SyntheticRun:
             if rank == self.slow_rank:
                 data = step_rows(self.steps + 1, count, rank, slower=20.0).tobytes()
             with path.open("r+b") as file:
-                file.seek(fmt.HEADER_SIZE + self.steps * size)
+                file.seek(layout.HEADER_SIZE + self.steps * size)
                 file.write(data)
-                # As real files, which end in rows that are reserved but not written.
-                file.truncate(fmt.HEADER_SIZE + (self.steps + count + SPARE_ROWS) * size)
+                # Real files also end in rows that are reserved but not written.
+                file.truncate(layout.HEADER_SIZE + (self.steps + count + SPARE_ROWS) * size)
         self.steps += count
 
     def sample(self, count: int) -> None:
-        """So many more samples of the gauges on every node."""
+        """Add gauge samples on every node."""
         at = 100_000_000 + 1_000_000_000 * np.arange(self.samples, self.samples + count)
-        for node in range(-(-self.ranks // RANKS_A_NODE)):
+        for node in range(-(-self.ranks // RANKS_PER_NODE)):
             system = np.zeros(count, dtype=dtype_of(c.SYSTEM_COLUMNS))
             system["time_ns"], system["cpu_percent"], system["ram_percent"] = at, 40.0, 25.0
             system["ram_bytes"] = 8e9
-            here = min(RANKS_A_NODE, self.ranks - node * RANKS_A_NODE)
+            here = min(RANKS_PER_NODE, self.ranks - node * RANKS_PER_NODE)
             process = np.zeros(count * here, dtype=dtype_of(c.PROCESS_COLUMNS))
             process["time_ns"] = np.repeat(at, here)
             process["pid"] = np.tile(np.arange(1000, 1000 + here), count)
@@ -129,7 +120,7 @@ class SyntheticRun:
         return self.folder / RECORDING / (f"{kind}.node{node}.gauges" if node else f"{kind}.gauges")
 
     def _header(self, rank: int) -> dict[str, Any]:
-        node, local = divmod(rank, RANKS_A_NODE)
+        node, local = divmod(rank, RANKS_PER_NODE)
         who = {"rank": rank, "local_rank": local, "node_rank": node, "world_size": self.ranks}
         return {
             "identity": {**who, "host": f"box{node}", "pid": 1000 + local},

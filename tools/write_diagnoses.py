@@ -1,7 +1,7 @@
-"""Writes docs/diagnoses.md from the rules themselves: one rule is its check, its words and its documentation.
+"""Writes docs/diagnoses.md from the rules, because a rule is also its documentation.
 
 python tools/write_diagnoses.py          write the page
-python tools/write_diagnoses.py --check  exit 1 if the page is not current
+python tools/write_diagnoses.py --check  exit 1 if the page is out of date
 """
 
 from __future__ import annotations
@@ -10,42 +10,43 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from traceml.analyze import rules_change, rules_context, rules_memory, rules_ranks, rules_time
-from traceml.analyze.rule import Rule
+from traceml.analyze.diagnose import all_rules
+from traceml.analyze.rules.rule import Rule
 
 PAGE = Path(__file__).parents[1] / "docs" / "diagnoses.md"
-SECTIONS: tuple[tuple[str, tuple[Rule[Any], ...]], ...] = (
-    ("Step time", (*rules_time.BOUNDS, *rules_ranks.RULES, *rules_change.RULES, rules_time.COMPUTE_RULE)),
-    ("Step memory", rules_memory.RULES),
-    ("System", rules_context.SYSTEM_RULES),
-    ("Process", rules_context.PROCESS_RULES),
-)
+TITLES = {"step_time": "Step time", "step_memory": "Step memory", "system": "System", "process": "Process"}
 HEAD = """# Diagnoses
 
-Written by `tools/write_diagnoses.py` from the rules; do not edit. Shares are of the step's full time, input
-wait included. Fewer than 2 completed steps: `NO DATA`; fewer than 20: at most a warning. When nothing
-fires: `BALANCED` (step time, memory) or `NORMAL` (system, process); when a signal was missing: `INCOMPLETE
-DATA`, with its name. The primary diagnosis is the first step-time finding that is more than
-information, then critical memory, then idle GPUs, else `COMPUTE-BOUND` or `BALANCED`.
+Written by `tools/write_diagnoses.py` from the rules; do not edit by hand.
+
+- Shares are shares of the full step time, including the wait for input.
+- With fewer than 2 completed steps the result is `NO DATA`; with fewer than 20 it is at most a warning.
+- If no rule fires, the result is `BALANCED` (step time, memory) or `NORMAL` (system, process). If a
+  signal was missing, it is `INCOMPLETE DATA` with the name of that signal.
+- The primary diagnosis is the first step-time finding that is not just informational. If there is none, it is
+  a critical memory finding, then idle GPUs, otherwise `COMPUTE-BOUND` or `BALANCED`.
 """
 
 
 def page() -> str:
     """The whole page."""
     parts = [HEAD]
-    for title, rules in SECTIONS:
-        parts.append(f"\n## {title}\n")
+    for section, rules in all_rules().items():
+        parts.append(f"\n## {TITLES[section]}\n")
         for rule in rules:
-            text = (rule.measure.__doc__ or "").strip()
-            parts.append(f"\n### {rule.status}\n\n`{rule.kind}`. {text}\n\nNext: {_plain(rule.action)}\n")
-            if rule.warn is not None:
-                crit = f", critical from {rule.crit:g}" if rule.crit is not None else ""
-                parts.append(f"\nWarning from {rule.warn:g}{crit}.\n")
+            text = " ".join((rule.measure.__doc__ or "").split())
+            action = rule.action.replace("{", "<").replace("}", ">")
+            parts.append(f"\n### {rule.label}\n\n`{rule.kind}`. {text}\n\nNext: {action}\n")
+            parts.append(_thresholds(rule))
     return "".join(parts)
 
 
-def _plain(action: str) -> str:
-    return action.replace("{", "<").replace("}", ">")
+def _thresholds(rule: Rule[Any]) -> str:
+    limits = rule.thresholds
+    if limits is None or not limits.of:
+        return ""
+    crit = f", critical at {limits.unit(limits.crit)}" if limits.crit is not None else ""
+    return f"\nWarning at {limits.of.format(limits.unit(limits.warn))}{crit}.\n"
 
 
 def main() -> int:

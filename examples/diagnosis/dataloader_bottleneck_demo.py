@@ -4,8 +4,10 @@
     traceml run $D --run-name compare_slow --args --scenario slow
     traceml run $D --run-name compare_fast --args --scenario fast
 
-The script knows nothing of TraceML. The slow scenario sleeps in the dataset, as a slow decode or a remote
-read would; the fast one hands out samples that are ready.
+Then compare them: traceml compare compare_slow compare_fast
+
+The script does not use TraceML. In the slow scenario the dataset sleeps for each sample, like a slow decoder
+or a remote read. In the fast scenario the samples are in memory.
 """
 
 import argparse
@@ -17,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Samples(Dataset):
-    """Random samples; with `sleep_ms` each one takes that long to come."""
+    """Random samples; each one takes `sleep_ms` to load."""
 
     def __init__(self, count: int, width: int, sleep_ms: float) -> None:
         self.count = count
@@ -45,7 +47,7 @@ def build_model(width: int, depth: int) -> nn.Module:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--scenario", choices=("slow", "fast"), default="slow")
-    parser.add_argument("--sleep-ms", type=float, default=2.0, help="a sample, in the slow scenario")
+    parser.add_argument("--sleep-ms", type=float, default=2.0, help="per sample, in the slow scenario")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--num-samples", type=int, default=15360)
     parser.add_argument("--hidden-dim", type=int, default=1024)

@@ -1,8 +1,8 @@
-"""One rank is slow in its own backward pass. Timing backward as a whole would blame the ranks that wait.
+"""One rank is slow in its own backward pass, and the other ranks wait for it inside theirs.
 
     traceml run examples/distributed/compute_straggler_demo.py --nproc-per-node 2
 
-Expect COMPUTE STRAGGLER, rank 1, in backward, and about the milliseconds that it sleeps.
+Expected: COMPUTE STRAGGLER, rank 1, in backward, with about as many milliseconds as it sleeps.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class SlowGradient(torch.autograd.Function):
-    """Passes through; its backward takes `sleep_s` longer."""
+    """Returns its input; its backward takes `sleep_s` longer."""
 
     @staticmethod
     def forward(ctx, x, sleep_s):

@@ -1,8 +1,8 @@
-"""The smallest DDP training: CPU and gloo here, one GPU a rank where there are GPUs.
+"""A minimal DDP training: one GPU per rank, or CPU and gloo without GPUs.
 
     traceml run examples/distributed/ddp_minimal.py --nproc-per-node 2
 
-The script knows nothing of TraceML.
+The script does not use TraceML.
 """
 
 import argparse

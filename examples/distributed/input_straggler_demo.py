@@ -1,8 +1,8 @@
-"""One rank loads its data slowly, and every rank waits for it: the demo of the talk, on CPU and gloo.
+"""One rank loads its data slowly, and all other ranks wait for it. Runs on CPU with gloo.
 
     traceml run examples/distributed/input_straggler_demo.py --nproc-per-node 2
 
-Expect INPUT STRAGGLER, rank 0, and about the milliseconds that it sleeps.
+Expected: INPUT STRAGGLER, rank 0, with about as many milliseconds as it sleeps.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Samples(Dataset):
-    """Random batches; on the straggler each one takes `sleep_ms` longer."""
+    """Random batches; each one takes `sleep_ms` longer on the slow rank."""
 
     def __init__(self, steps: int, sleep_ms: float) -> None:
         self.steps, self.sleep_s = steps, sleep_ms / 1000
@@ -32,7 +32,7 @@ class Samples(Dataset):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--straggler", type=int, default=0, help="the slow rank")
-    parser.add_argument("--sleep-ms", type=float, default=35.0, help="extra time a batch on that rank")
+    parser.add_argument("--sleep-ms", type=float, default=35.0, help="extra time per batch on that rank")
     parser.add_argument("--steps", type=int, default=80)
     args = parser.parse_args()
 

@@ -1,18 +1,23 @@
-"""What can go wrong, and the one place where anything may be swallowed."""
+"""Our exceptions, messages to the user, and the only place that swallows every exception."""
 
 from __future__ import annotations
 
 import functools
+import signal
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from types import CodeType
+from typing import Any, Final, TypeVar
 
 R = TypeVar("R")
 _said: set[str] = set()
+_OUR_LIBRARIES: Final = frozenset(
+    {"builtins", "torch", "traceml", "numpy", "psutil", "zmq", "msgspec", "pynvml"}
+)
 
 
 class TraceMLError(Exception):
-    """Something that a user can act on; its text is one clear line."""
+    """Something that a user can act on. Its text is one clear line."""
 
 
 class CommandError(TraceMLError):
@@ -24,16 +29,16 @@ class CommandError(TraceMLError):
 
 
 def say(message: str) -> None:
-    """One line on standard error, marked as ours. Standard output belongs to the training."""
+    """Write one line to standard error. Standard output belongs to the training."""
     try:
         sys.stderr.write(f"traceml: {message}\n")
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
-        pass  # no standard error to speak to: nothing else to do
+        pass  # there is no standard error
 
 
 def say_once(message: str) -> None:
-    """Like `say`, but the same line never twice in a process."""
+    """Like `say`, but at most once per process for the same line."""
     if message not in _said:
         _said.add(message)
         say(message)
@@ -42,14 +47,20 @@ def say_once(message: str) -> None:
 def failsafe(
     what: str, fallback: Any, on_failure: Callable[[], None] | None = None
 ) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """The only broad handler: whatever `function` raises is said once and training goes on."""
+    """The only broad handler: an error of ours is reported once and training goes on.
+
+    An exception of the user's passes, wherever it strikes: one that a signal handler raised while our code
+    ran, or one of a class that neither Python nor a library of ours defines.
+    """
 
     def decorate(function: Callable[..., R]) -> Callable[..., R]:
         @functools.wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> R:
             try:
                 return function(*args, **kwargs)
-            except Exception as problem:  # noqa: BLE001 - the named boundary: see the docstring
+            except Exception as problem:
+                if not _is_ours(problem):
+                    raise
                 say_once(f"{what} failed ({type(problem).__name__}: {problem}); training goes on")
                 if on_failure is not None:
                     on_failure()
@@ -59,3 +70,29 @@ def failsafe(
         return guarded
 
     return decorate
+
+
+def _is_ours(problem: Exception) -> bool:
+    root = type(problem).__module__.partition(".")[0]
+    if root not in _OUR_LIBRARIES and root not in sys.stdlib_module_names:
+        return False
+    handlers, trace = _signal_handlers(), problem.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            return False
+        trace = trace.tb_next
+    return True
+
+
+def _signal_handlers() -> set[CodeType]:
+    """The code of every signal handler that is written in Python."""
+    found = set()
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        handler = getattr(handler, "func", handler)  # functools.partial
+        code = getattr(getattr(handler, "__func__", handler), "__code__", None)
+        if code is None and callable(handler):  # an object with a method __call__
+            code = getattr(type(handler).__call__, "__code__", None)
+        if code is not None:
+            found.add(code)
+    return found

@@ -1,13 +1,15 @@
-"""Every setting once: flag, TRACEML_* variable, key in a file, default; they win in this order."""
+"""Every setting once. A flag wins over a TRACEML_* variable, that over a file, that over the default."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from traceml.errors import CommandError
+
+MODES: Final = ("summary",)
 
 
 def _boolean(text: str) -> bool:
@@ -34,7 +36,7 @@ def _count(text: str) -> int:
 
 def _word(text: str) -> str:
     if not text or text != text.strip():
-        raise ValueError("use a value without spaces")
+        raise ValueError("use a value without spaces around it")
     return text
 
 
@@ -45,7 +47,7 @@ def _mode(text: str) -> str:
 
 
 def _run_name(text: str) -> str:
-    """A folder name and nothing more: it is joined to the logs folder."""
+    """A folder name and nothing more, because it is joined to the logs folder."""
     if not text or text in (".", "..") or text.startswith("-"):
         raise ValueError("use a plain name")
     if any(ch in "/\\\0" or not ch.isprintable() for ch in text):
@@ -57,20 +59,42 @@ def _run_name(text: str) -> str:
 
 def _path(text: str) -> str:
     if not text:
-        raise ValueError("use a folder")
+        raise ValueError("use the path of a folder")
     return text
 
 
-MODES: Final = ("summary",)
+def _setting(parse: Callable[[str], Any], default: Any, value: str, help: str) -> Any:
+    """How the text is read, the default, what --help calls the value (nothing for a switch), the help."""
+    return field(default=default, metadata={"parse": parse, "value": value, "help": help})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The resolved values. Each field is a setting; `SETTINGS` is made from them."""
+
+    run_name: str | None = _setting(_run_name, None, "NAME", "name of the run (default: script and time)")
+    logs_dir: str = _setting(_path, "logs", "DIR", "folder that the run folders are in")
+    mode: str = _setting(_mode, "summary", "MODE", "what to show; summary: the diagnosis at the end")
+    interval: float = _setting(_seconds, 1.0, "SECONDS", "time between samples of CPU, memory and GPU")
+    stall_after: float = _setting(_seconds, 30.0, "SECONDS", "report a stall after this long without a step")
+    nproc_per_node: str | None = _setting(_word, None, "N", "start N ranks on this machine with torchrun")
+    nnodes: int = _setting(_count, 1, "N", "number of machines; give all of them the same --run-name")
+    node_rank: int | None = _setting(_count, None, "K", "number of this machine, from 0 to nnodes - 1")
+    master_addr: str | None = _setting(_word, None, "HOST", "address of machine 0")
+    master_port: int | None = _setting(_count, None, "PORT", "port of torchrun on machine 0 (default: 29500)")
+    relay_port: int | None = _setting(_count, None, "PORT", "port of TraceML on machine 0 (default: any)")
+    overwrite: bool = _setting(_boolean, False, "", "replace an earlier run of the same name")
+    quiet: bool = _setting(_boolean, False, "", "write the summary files but print nothing")
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row: its key doubles as flag (`--run-name`), variable (`TRACEML_RUN_NAME`) and file key."""
+    """One setting. Its names follow from its key: `--run-name`, `TRACEML_RUN_NAME`, `run_name` in a file."""
 
     key: str
-    parse: Callable[[str], Any]
     default: Any
+    parse: Callable[[str], Any]
+    value: str
     help: str
 
     @property
@@ -83,45 +107,14 @@ class Setting:
 
     @property
     def is_switch(self) -> bool:
-        return self.parse is _boolean
+        return not self.value
 
 
-SETTINGS: Final[tuple[Setting, ...]] = (
-    Setting("run_name", _run_name, None, "name of the run and of its folder (default: script and time)"),
-    Setting("logs_dir", _path, "logs", "folder that holds the run folders"),
-    Setting("mode", _mode, "summary", "what to show: summary (the verdict at the end)"),
-    Setting("interval", _seconds, 1.0, "seconds between samples of CPU, memory and GPU"),
-    Setting("stall_after", _seconds, 30.0, "seconds without a completed step before that is reported"),
-    Setting("nproc_per_node", _word, None, "start this many ranks on this machine, through torchrun"),
-    Setting("nnodes", _count, 1, "machines of the run (give all of them the same --run-name)"),
-    Setting("node_rank", _count, None, "which of the machines this is, from 0"),
-    Setting("master_addr", _word, None, "address of machine 0"),
-    Setting("master_port", _count, None, "port of torchrun on machine 0 (default: 29500)"),
-    Setting("relay_port", _count, None, "port of TraceML on machine 0 (default: any free one)"),
-    Setting("overwrite", _boolean, False, "replace a run of the same name"),
-    Setting("quiet", _boolean, False, "write the summary files, print nothing"),
-)
-
+SETTINGS: Final = tuple(Setting(f.name, f.default, **f.metadata) for f in fields(Settings))
 DISABLED_VARIABLE: Final = "TRACEML_DISABLED"
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The resolved values."""
-
-    run_name: str | None
-    logs_dir: str
-    mode: str
-    interval: float
-    stall_after: float
-    nproc_per_node: str | None
-    nnodes: int
-    node_rank: int | None
-    master_addr: str | None
-    master_port: int | None
-    relay_port: int | None
-    overwrite: bool
-    quiet: bool
+KEY_VARIABLE: Final = "TRACEML_KEY"
+LAUNCH_KEYS: Final = frozenset({"nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port"})
+"""What decides which command is started; the rest only concerns TraceML."""
 
 
 def resolve(
@@ -130,38 +123,57 @@ def resolve(
     file_name: str = "traceml.yaml",
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Merge the sources; a bad value is one clear line that names where it came from."""
+    """Merge the sources. The error for a bad value is one line that names its source."""
     environment = os.environ if environment is None else environment
-    unknown = sorted(set(file_values) - {s.key for s in SETTINGS})
-    if unknown:
-        known = ", ".join(s.key for s in SETTINGS)
-        raise CommandError(f"{file_name}: unknown setting {unknown[0]!r}; known are: {known}")
+    known = [setting.key for setting in SETTINGS]
+    if unknown := sorted(set(file_values) - set(known)):
+        raise CommandError(f"{file_name}: unknown setting {unknown[0]!r}; use one of: {', '.join(known)}")
     values: dict[str, Any] = {}
     for setting in SETTINGS:
-        values[setting.key] = setting.default
-        for source, found in (
-            (setting.flag, flags.get(setting.key)),
-            (setting.variable, environment.get(setting.variable)),
-            (f"{setting.key} in {file_name}", file_values.get(setting.key)),
-        ):
+        sources = {
+            setting.flag: flags.get(setting.key),
+            setting.variable: environment.get(setting.variable),
+            f"{setting.key} in {file_name}": file_values.get(setting.key),
+        }
+        given = [(source, value) for source, value in sources.items() if value is not None]
+        if given:
+            values[setting.key] = _parse(setting, *given[0])
+    return Settings(**values)
+
+
+def resolve_launch(
+    flags: Mapping[str, str], file_values: Mapping[str, Any], environment: Mapping[str, str]
+) -> Settings:
+    """For a disabled run: only what decides the command, and no bad variable or file can make it fail."""
+    values = {setting.key: setting.default for setting in SETTINGS}
+    for setting in SETTINGS:
+        if setting.key not in LAUNCH_KEYS:
+            continue
+        if setting.key in flags:
+            values[setting.key] = _parse(setting, setting.flag, flags[setting.key])
+            continue
+        for found in (environment.get(setting.variable), file_values.get(setting.key)):
             if found is not None:
-                values[setting.key] = _parse(setting, source, found)
+                try:
+                    values[setting.key] = _parse(setting, "", found)
+                except CommandError:
+                    continue
                 break
     return Settings(**values)
 
 
 def is_switched_off(environment: Mapping[str, str]) -> bool:
-    """Like `is_disabled`, for the training process: a value that makes no sense counts as on there."""
+    """Like `is_disabled`, for the training process, which must not fail: a bad value counts as on."""
     return environment.get(DISABLED_VARIABLE, "").lower() not in ("", "0", "false", "no", "off")
 
 
 def is_disabled(environment: Mapping[str, str]) -> bool:
-    """TRACEML_DISABLED=1 means a native launch."""
+    """Whether TRACEML_DISABLED asks for a run without TraceML."""
     value = environment.get(DISABLED_VARIABLE, "")
     try:
         return _boolean(value)
     except ValueError as problem:
-        raise CommandError(f"{DISABLED_VARIABLE}={value!r}: {problem}") from None
+        raise CommandError(f"{DISABLED_VARIABLE}: invalid value {value!r}; {problem}") from None
 
 
 def _parse(setting: Setting, source: str, value: Any) -> Any:
@@ -172,4 +184,5 @@ def _parse(setting: Setting, source: str, value: Any) -> Any:
         reason = str(problem)
         if "could not convert" in reason or "invalid literal" in reason:
             reason = "use a number"
-        raise CommandError(f"{source}: {text!r} will not do; {reason}") from None
+        what = "unknown" if setting.parse is _mode else "invalid"
+        raise CommandError(f"{source}: {what} value {text!r}; {reason}") from None

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from traceml.capture import install
 from traceml.capture.patches import PATCHES
 from traceml.capture.session import Session
-from traceml.collect.tail import Tail
+from traceml.recording.tail import Tail
+from traceml.schema.recorded import RecordedEvent
 
 torch.set_num_threads(1)
 
@@ -36,8 +37,8 @@ class Recorder:
         """A column of times, in milliseconds."""
         return [float(v) / 1e6 for v in self.rows()[column]]
 
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        return [e for r in Tail(self.folder).read().ranks for e in r.events if e["kind"] == kind]
+    def events(self, kind: str) -> list[RecordedEvent]:
+        return [e for r in Tail(self.folder).read().ranks for e in r.events if e.kind == kind]
 
 
 def patched_attributes() -> dict[str, Any]:

@@ -15,7 +15,7 @@ from tests.capture.conftest import Recorder
 from traceml.analyze.align import align
 from traceml.capture.device import MOST_PENDING, DeviceClock
 from traceml.capture.switch import PENDING_EVAL, PENDING_FETCH
-from traceml.collect.tail import Tail
+from traceml.recording.tail import Tail
 from traceml.schema import catalog as c
 
 
@@ -42,7 +42,7 @@ class Event:
 
 
 class SimulatedDevice:
-    """Its clock moves only when told; nothing ever waits for it."""
+    """Its clock moves only when the test moves it; nothing ever waits for it."""
 
     kind = "meta"  # real tensors of this device exist everywhere
     name = "simulated"
@@ -57,6 +57,9 @@ class SimulatedDevice:
 
     def memory(self) -> tuple[int, int]:
         return self.allocated, 2 * self.allocated
+
+    def is_capturing(self) -> bool:
+        return False
 
     def capacity_bytes(self) -> int | None:
         return 1_000_000_000
@@ -90,7 +93,7 @@ def test_times_appear_only_when_their_events_are_done() -> None:
         assert sum(row[1:]) == 10_000_000
 
 
-def test_out_of_order_completion_is_published_out_of_order_but_right() -> None:
+def test_steps_that_complete_out_of_order_get_their_own_times() -> None:
     """A later step whose events are done does not wait for an earlier one."""
     device, rows = SimulatedDevice(), list[tuple[int, ...]]()
     clock = DeviceClock(device, lambda *row: rows.append(row))
@@ -107,7 +110,7 @@ def test_out_of_order_completion_is_published_out_of_order_but_right() -> None:
     assert all(sum(row[1:]) == 10_000_000 for row in rows)
 
 
-def test_random_completion_never_mixes_steps_up() -> None:
+def test_events_that_complete_in_random_order_never_mix_up_steps() -> None:
     """Events complete in any order while steps go on and events are reused: every time is right."""
     chance = random.Random(1)
     device, rows = SimulatedDevice(), list[tuple[int, ...]]()
@@ -124,7 +127,7 @@ def test_random_completion_never_mixes_steps_up() -> None:
     assert all(row[1 + c.FORWARD] == 5_000_000 and sum(row[1:]) == 10_000_000 for row in rows)
 
 
-def test_events_that_never_complete_are_given_up_and_bounded() -> None:
+def test_events_that_never_complete_are_dropped_after_a_limit() -> None:
     """A device that never answers costs bounded memory and publishes nothing."""
     device, rows = SimulatedDevice(), list[tuple[int, ...]]()
     clock = DeviceClock(device, lambda *row: rows.append(row))
@@ -133,7 +136,7 @@ def test_events_that_never_complete_are_given_up_and_bounded() -> None:
     assert clock.given_up == 50
 
 
-def test_switched_streams_give_no_number_rather_than_a_wrong_one() -> None:
+def test_events_of_another_stream_give_no_time_rather_than_a_wrong_one() -> None:
     """Events that run backwards (another stream) make the step's device time unknown."""
     device, rows = SimulatedDevice(), list[tuple[int, ...]]()
     clock = DeviceClock(device, lambda *row: rows.append(row))
@@ -148,7 +151,7 @@ def test_switched_streams_give_no_number_rather_than_a_wrong_one() -> None:
     assert rows == []
 
 
-def test_doubtful_slots_are_renamed_on_the_device_too() -> None:
+def test_phases_learned_late_are_renamed_on_the_device_clock_too() -> None:
     """A batch or forward whose role is learned late is charged to it on the device's clock."""
     device, rows = SimulatedDevice(), list[tuple[int, ...]]()
     clock = DeviceClock(device, lambda *row: rows.append(row))
@@ -166,7 +169,7 @@ def test_doubtful_slots_are_renamed_on_the_device_too() -> None:
 
 
 @pytest.mark.parametrize("complete", [True, False])
-def test_a_window_uses_the_device_clock_only_if_complete(
+def test_window_uses_the_device_clock_only_if_it_is_complete(
     recorder: Recorder, make_training: Callable[..., Any], complete: bool
 ) -> None:
     """Whole training on the simulated device: device times for all steps, or the host clock for all."""
@@ -191,9 +194,7 @@ def test_a_window_uses_the_device_clock_only_if_complete(
         assert np.allclose(window.step_ns, 7e6)
 
 
-def test_copies_to_the_device_are_h2d_and_nothing_else_is(
-    recorder: Recorder, make_training: Callable[..., Any]
-) -> None:
+def test_only_copies_to_the_device_are_h2d(recorder: Recorder, make_training: Callable[..., Any]) -> None:
     """Host data to the device counts; parameters, casts and copies on the host do not."""
     model, optimizer, loader = make_training(6)
     for index, (x, y) in enumerate(loader):
@@ -214,7 +215,7 @@ def test_copies_to_the_device_are_h2d_and_nothing_else_is(
     assert [v > 0 for v in recorder.rows()["h2d"]] == [False, False, True, True, False, False]
 
 
-def test_device_memory_reaches_the_rows(recorder: Recorder, make_training: Callable[..., Any]) -> None:
+def test_device_memory_is_recorded_in_the_rows(recorder: Recorder, make_training: Callable[..., Any]) -> None:
     """Allocated and reserved memory of the device are in the rows, marked as measured."""
     model, optimizer, loader = make_training(4)
     device = SimulatedDevice()
@@ -222,7 +223,7 @@ def test_device_memory_reaches_the_rows(recorder: Recorder, make_training: Calla
         if index == 1:
             path = str(recorder.session.writer.path).replace(".steps", ".device")  # type: ignore[union-attr]
             recorder.session.use_device(device, path, {"kind": "device"})
-        recorder.session.memory_at = 0
+        recorder.session.memory_due = 0
         optimizer.zero_grad()
         nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()

@@ -14,6 +14,8 @@ from torch import nn
 
 import traceml
 from tests.capture.conftest import Recorder
+from traceml.capture.switch import is_in_c
+from traceml.recording.tail import Tail
 from traceml.schema import catalog as c
 
 Make = Callable[..., Any]
@@ -26,7 +28,7 @@ def step(model: Any, optimizer: Any, x: Any, y: Any) -> None:
     optimizer.step()
 
 
-def test_one_row_a_step_that_adds_up(recorder: Recorder, make_training: Make) -> None:
+def test_each_step_is_one_row_whose_phases_add_up(recorder: Recorder, make_training: Make) -> None:
     """Each optimizer step is one row, and the slots of a row add up to its duration exactly."""
     model, optimizer, loader = make_training(12)
     for x, y in loader:
@@ -42,7 +44,17 @@ def test_one_row_a_step_that_adds_up(recorder: Recorder, make_training: Make) ->
         assert (rows[phase] > 0).all()
 
 
-def test_results_are_bit_for_bit_the_same(recorder: Recorder, make_training: Make) -> None:
+def test_the_recording_says_whether_the_c_switch_made_it(recorder: Recorder, make_training: Make) -> None:
+    """The header holds the measured cost of the switch that is in use, and whether that is the C switch."""
+    model, optimizer, loader = make_training(2)
+    for x, y in loader:
+        step(model, optimizer, x, y)
+    overhead = Tail(recorder.folder).read().ranks[0].header["overhead"]
+    assert overhead["in_c"] is is_in_c()
+    assert overhead["switch_ns"] > 0
+
+
+def test_trained_weights_are_bit_for_bit_the_same(recorder: Recorder, make_training: Make) -> None:
     """Training under capture gives exactly the weights of plain training."""
     model, optimizer, loader = make_training(10)
     for x, y in loader:
@@ -82,10 +94,10 @@ def test_evaluation_batches_are_validation_not_input(recorder: Recorder, make_tr
     validation, inputs = recorder.ms("validation"), recorder.ms("input")
     assert [index for index, ms in enumerate(validation) if ms] == [4, 6]
     assert min(validation[4], validation[6]) > 195
-    assert max(inputs) < 100
+    assert max(inputs) < min(validation[4], validation[6]) / 2
 
 
-def test_looking_at_a_batch_before_training_is_no_step(recorder: Recorder, make_training: Make) -> None:
+def test_batch_inspected_before_training_is_not_a_step(recorder: Recorder, make_training: Make) -> None:
     """An inspection of a loader, or a sanity check, before the first step is start-up, not input."""
     model, optimizer, loader = make_training(5)
     next(iter(loader))
@@ -100,7 +112,7 @@ def test_looking_at_a_batch_before_training_is_no_step(recorder: Recorder, make_
     assert rows["validation"][0] == 0
 
 
-def test_the_end_of_a_loader_is_no_batch(recorder: Recorder, make_training: Make) -> None:
+def test_end_of_a_loader_is_not_counted_as_a_batch(recorder: Recorder, make_training: Make) -> None:
     """StopIteration counts no micro-batch and no samples; epochs are marked with their workers."""
     model, optimizer, loader = make_training(3)
     for _ in range(3):
@@ -110,12 +122,12 @@ def test_the_end_of_a_loader_is_no_batch(recorder: Recorder, make_training: Make
     assert list(rows["micro_batches"]) == [1] * 9
     assert list(rows["samples"]) == [4] * 9
     starts = recorder.events("epoch_start")
-    assert [e["step"] for e in starts] == [1, 4, 7]
-    assert all(e["workers"] == 0 for e in starts)
+    assert [e.step for e in starts] == [1, 4, 7]
+    assert all(e.workers == 0 for e in starts)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_worker_start_up_is_input_and_workers_write_nothing(
+def test_worker_start_up_is_input_and_workers_record_nothing(
     recorder: Recorder, make_training: Make, persistent: bool
 ) -> None:
     """With forked workers there is one rank; `iter(loader)` is PyTorch's; start-up lands in input."""
@@ -128,16 +140,17 @@ def test_worker_start_up_is_input_and_workers_write_nothing(
     rows = recorder.rows()
     assert len(rows) == 8
     starts = recorder.events("epoch_start")
-    assert [e["workers"] for e in starts] == [2, 2]
-    assert rows["input"][0] >= starts[0]["duration_ns"]
+    assert [e.workers for e in starts] == [2, 2]
+    assert rows["input"][0] >= starts[0].duration_ns
     assert len(list((recorder.folder / "recording").glob("rank-*.steps"))) == 1
 
 
-def test_a_loader_on_a_background_thread_is_not_waiting(recorder: Recorder, make_training: Make) -> None:
+def test_waiting_on_a_background_thread_is_not_input(recorder: Recorder, make_training: Make) -> None:
     """Only the training thread's own waiting is input."""
     model, optimizer, loader = make_training(6)
     batches = list(loader)
     done = threading.Event()
+    waited_ms = 0.0
 
     class Slow(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:
@@ -148,8 +161,11 @@ def test_a_loader_on_a_background_thread_is_not_waiting(recorder: Recorder, make
             return torch.randn(8)
 
     def consume() -> None:
+        nonlocal waited_ms
+        began = time.perf_counter()
         for _ in torch.utils.data.DataLoader(Slow(), batch_size=1):
             pass
+        waited_ms = (time.perf_counter() - began) * 1000
         done.set()
 
     thread = threading.Thread(target=consume)
@@ -158,12 +174,14 @@ def test_a_loader_on_a_background_thread_is_not_waiting(recorder: Recorder, make
         step(model, optimizer, x, y)
         time.sleep(0.1)
     assert done.wait(30)
-    assert sum(recorder.ms("input")) < 300  # of 600 that the other thread waited
+    assert sum(recorder.ms("input")) < waited_ms / 2
 
 
 def test_loss_module_and_recomputation_are_not_a_second_forward(recorder: Recorder) -> None:
     """A loss module is forward; activation checkpointing re-runs forward inside backward: still backward."""
     from torch.utils.checkpoint import checkpoint
+
+    slept_ms: list[float] = []
 
     class Slow(nn.Module):
         def __init__(self) -> None:
@@ -171,7 +189,9 @@ def test_loss_module_and_recomputation_are_not_a_second_forward(recorder: Record
             self.linear = nn.Linear(8, 1)
 
         def forward(self, x: Any) -> Any:
+            began = time.perf_counter()
             time.sleep(0.05)
+            slept_ms.append((time.perf_counter() - began) * 1000)
             return self.linear(x)
 
     class Model(nn.Module):
@@ -188,35 +208,40 @@ def test_loss_module_and_recomputation_are_not_a_second_forward(recorder: Record
         optimizer.zero_grad()
         criterion(model(torch.randn(4, 8)), torch.randn(4, 1)).backward()
         optimizer.step()
-    assert 49 < np.median(recorder.ms("forward")) < 95
-    assert 49 < np.median(recorder.ms("backward")) < 95
+    for phase, slept in (("forward", slept_ms[0::2]), ("backward", slept_ms[1::2])):
+        rest = np.subtract(recorder.ms(phase), slept)
+        assert min(rest) >= 0
+        assert np.median(rest) < 45, "the other phase's sleep is in it too"
 
 
-def test_a_failed_step_that_is_skipped_publishes_nothing(recorder: Recorder, make_training: Make) -> None:
+def test_failed_step_that_the_user_skips_is_not_recorded(recorder: Recorder, make_training: Make) -> None:
     """An out-of-memory error that the user catches: no row, its time is a gap, the next step is whole."""
     model, optimizer, loader = make_training(6)
     for index, (x, y) in enumerate(loader):
         try:
             if index == 2:
+                began_ns = time.perf_counter_ns()
                 time.sleep(0.2)
+                slept_ns = time.perf_counter_ns()
                 model(torch.randn(3, 5))  # wrong shape
             step(model, optimizer, x, y)
         except RuntimeError:
             continue
     rows = recorder.rows()
     assert list(rows["step"]) == [1, 2, 3, 4, 5]
-    assert (rows["end_ns"] - rows["begin_ns"]).max() / 1e6 < 195
-    assert (rows["begin_ns"][2] - rows["end_ns"][1]) / 1e6 > 195
+    assert rows["end_ns"][1] <= began_ns < slept_ns <= rows["begin_ns"][2]
     assert len(recorder.events("aborted_step")) == 1
 
 
-def test_an_exception_came_from_the_innermost_phase(recorder: Recorder) -> None:
+def test_exception_is_attributed_to_the_innermost_phase(recorder: Recorder) -> None:
     """It passes through an exchange and the forward around it: the exchange is where it came from."""
 
     class Model(nn.Linear):
         def forward(self, x: Any) -> Any:
             if len(x) == 3:
-                torch.distributed.all_reduce("no tensor")
+                exchange = torch.futures.Future[None]()
+                exchange.set_exception(ValueError("the exchange's own"))
+                torch._C._distributed_c10d._create_work_from_future(exchange).wait()
             if len(x) == 2:
                 raise ValueError("the forward's own")
             return super().forward(x)
@@ -227,11 +252,11 @@ def test_an_exception_came_from_the_innermost_phase(recorder: Recorder) -> None:
         try:
             model(torch.randn(rows, 8)).sum().backward()
             optimizer.step()
-        except (ValueError, TypeError):
+        except (ValueError, RuntimeError):
             assert recorder.session.failed_in == slot
 
 
-def test_each_of_several_skipped_batches_is_dropped(recorder: Recorder, make_training: Make) -> None:
+def test_each_of_several_skipped_batches_is_left_out(recorder: Recorder, make_training: Make) -> None:
     """One bad batch after the other: exceptions may live at the same address, and none joins a good step."""
     model, optimizer, loader = make_training(20)
     for index, (x, y) in enumerate(loader):
@@ -246,7 +271,7 @@ def test_each_of_several_skipped_batches_is_dropped(recorder: Recorder, make_tra
     assert len(recorder.rows()) == 13
 
 
-def test_trace_step_ends_the_step_and_an_aborted_block_publishes_nothing(recorder: Recorder) -> None:
+def test_trace_step_ends_the_step_and_an_aborted_block_is_not_recorded(recorder: Recorder) -> None:
     """With trace_step the block is the step; the gap before it is input; an exception passes unchanged."""
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -284,7 +309,8 @@ def test_user_phases_are_exclusive_and_named(recorder: Recorder, make_training: 
                 time.sleep(0.06)
         step(model, optimizer, x, y)
     assert recorder.session.user_phases.slots == {"augment": c.FIRST_USER, "inner": c.FIRST_USER + 1}
-    assert 9.5 < np.median(recorder.ms("user0")) < 60  # without what is inside
+    assert min(recorder.ms("user0")) > 9.5
+    assert np.median(recorder.ms("user0")) < np.median(recorder.ms("user1"))  # without what is inside
     assert min(recorder.ms("user1")) > 59
 
 
@@ -326,7 +352,7 @@ def test_two_optimizers_are_one_step(recorder: Recorder, make_training: Make) ->
     assert list(recorder.rows()["step"]) == list(range(1, 8))
 
 
-def test_a_new_optimizer_takes_over(recorder: Recorder, make_training: Make) -> None:
+def test_new_optimizer_takes_over_when_the_old_one_is_gone(recorder: Recorder, make_training: Make) -> None:
     """Training in stages: when the old optimizer is gone, the new one ends the steps at once."""
     model, optimizer, loader = make_training(6)
     for _ in range(2):
@@ -336,7 +362,7 @@ def test_a_new_optimizer_takes_over(recorder: Recorder, make_training: Make) -> 
     assert len(recorder.rows()) == 12
 
 
-def test_optimizer_inside_backward_ends_the_step_after_it(recorder: Recorder) -> None:
+def test_optimizers_inside_backward_end_the_step_after_the_backward(recorder: Recorder) -> None:
     """One optimizer a parameter, stepping in backward hooks: one step a backward, optimizer time apart."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
     optimizers = {p: torch.optim.SGD([p], lr=0.01) for p in model.parameters()}
@@ -379,7 +405,7 @@ def test_training_on_another_thread_is_recorded(recorder: Recorder, make_trainin
     assert len(recorder.rows()) == 8
 
 
-def test_a_static_batch_leaves_the_gap_as_wait(recorder: Recorder, make_training: Make) -> None:
+def test_gap_before_a_reused_batch_is_wait_and_not_input(recorder: Recorder, make_training: Make) -> None:
     """Without a loader, a loop over the same tensor waits; only new data makes the gap input."""
     model, optimizer, _ = make_training()
     x, y = torch.randn(4, 8), torch.randn(4, 1)
@@ -390,26 +416,29 @@ def test_a_static_batch_leaves_the_gap_as_wait(recorder: Recorder, make_training
     assert min(recorder.ms("wait_start")[1:]) > 9.5
 
 
-def test_a_functional_loss_is_forward_and_a_sleep_there_is_wait(recorder: Recorder) -> None:
-    """Costly loss arithmetic counts as forward; a sleep between forward and backward stays wait."""
+def test_functional_loss_is_forward_and_a_sleep_beside_it_is_wait(recorder: Recorder) -> None:
+    """The CPU time of a costly loss counts as forward; a sleep between forward and backward stays wait."""
     model = nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     x = torch.randn(64, 64)
+    loss_cpu_ms = []
     for index in range(60):
         optimizer.zero_grad()
         out = model(x)
+        began = time.thread_time()
         for _ in range(40):
             out = torch.tanh(out @ out.T @ out / 64)
         loss = out.sum()
+        loss_cpu_ms.append((time.thread_time() - began) * 1000)
         if index >= 30:
             time.sleep(0.01)
         loss.backward()
         optimizer.step()
     rows = recorder.rows()
     forward, wait = rows["forward"] / 1e6, rows["wait_forward"] / 1e6
-    # On a busy machine a preempted loss looks like waiting: the calmest steps tell.
-    assert np.percentile(wait[10:30], 10) < 0.5 * np.median(forward[10:30])
-    assert np.median(wait[35:]) > 9.5
+    assert (forward[10:] >= loss_cpu_ms[10:]).all()
+    assert np.median(forward[10:] - loss_cpu_ms[10:]) < 9.5, "the sleep is not forward"
+    assert min(wait[30:]) > 9.5
 
 
 def test_garbage_collection_is_timed(recorder: Recorder, make_training: Make) -> None:
@@ -427,7 +456,7 @@ def test_garbage_collection_is_timed(recorder: Recorder, make_training: Make) ->
     assert len(keep) == 200_000
 
 
-def test_twenty_thousand_tiny_steps_are_twenty_thousand_rows(recorder: Recorder) -> None:
+def test_every_one_of_twenty_thousand_tiny_steps_is_recorded(recorder: Recorder) -> None:
     """No queue, so nothing overflows: every step of a very fast loop is on record, in order."""
     weight = nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -437,3 +466,32 @@ def test_twenty_thousand_tiny_steps_are_twenty_thousand_rows(recorder: Recorder)
     rows = recorder.rows()
     assert list(rows["step"]) == list(range(1, 20_001))
     assert (rows["begin_ns"][1:] == rows["end_ns"][:-1]).all()
+
+
+@pytest.mark.parametrize("count", [5, 40])
+def test_steps_without_an_optimizer_are_inferred(recorder: Recorder, make_training: Make, count: int) -> None:
+    """A hand-written update: each backward pass is a step, marked as inferred, without optimizer time."""
+    model, _, loader = make_training(count)
+    for x, y in loader:
+        nn.functional.mse_loss(model(x), y).backward()
+        model.zero_grad()
+    recorder.session.close()
+    rows = recorder.rows()
+    assert list(rows["step"]) == list(range(1, count + 1))
+    assert (rows["flags"] & c.FLAG_STEP_INFERRED != 0).all()
+    assert (rows["flags"] & (1 << c.OPTIMIZER) == 0).all()
+
+
+def test_micro_batches_of_the_first_step_are_not_steps(recorder: Recorder, make_training: Make) -> None:
+    """Until the first optimizer step nobody knows that one comes: then they are one step after all."""
+    model, optimizer, loader = make_training(24)
+    for index, (x, y) in enumerate(loader, 1):
+        nn.functional.mse_loss(model(x), y).backward()
+        if index % 8 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    rows = recorder.rows()
+    assert list(rows["step"]) == [1, 2, 3]
+    assert list(rows["micro_batches"]) == [8, 8, 8]
+    assert (rows["flags"] & (1 << c.OPTIMIZER) != 0).all()
+    assert (rows["flags"] & c.FLAG_STEP_INFERRED == 0).all()

@@ -50,16 +50,15 @@ def test_models_pickle_copy_and_save_as_before(recorder: Recorder) -> None:
     assert isinstance(model, nn.Module)
 
 
-def test_only_the_outermost_class_stays_wrapped(recorder: Recorder) -> None:
-    """After the first steps no submodule's call is wrapped: the cost does not grow with the model."""
+def test_no_class_of_the_users_is_changed(recorder: Recorder) -> None:
+    """Module calls are timed in one place: the class of a model has nothing new in it."""
     train(Net())
-    assert not hasattr(nn.Module.__call__, "_traceml_original")
+    assert "__call__" not in Net.__dict__
     assert "__call__" not in nn.Linear.__dict__
-    assert "__call__" in Net.__dict__
 
 
 @pytest.mark.parametrize("how", ["module", "in place", "function"])
-def test_compiled_models_see_nothing_of_ours(recorder: Recorder, how: str) -> None:
+def test_compiled_models_get_no_graph_break_from_us(recorder: Recorder, how: str) -> None:
     """fullgraph=True compiles inside trace_step: one graph, no break, no recompilation by us."""
     import torch._dynamo
     from torch._dynamo.utils import counters
@@ -86,14 +85,14 @@ def test_compiled_models_see_nothing_of_ours(recorder: Recorder, how: str) -> No
     assert (recorder.rows()["forward"][2:] > 0).all()  # a compiled function is noticed after two steps
 
 
-def test_installing_twice_is_installing_once(recorder: Recorder) -> None:
+def test_second_installation_changes_nothing(recorder: Recorder) -> None:
     """A second installation changes nothing."""
     before = patched_attributes()
     assert install.activate() is recorder.session
     assert patched_attributes() == before
 
 
-def test_another_tool_s_patch_on_top_stays(recorder: Recorder, make_training: Make) -> None:
+def test_patch_of_another_tool_on_top_of_ours_keeps_working(recorder: Recorder, make_training: Make) -> None:
     """A wrapper that another tool put around ours keeps working after we are gone."""
     calls = []
     ours = torch.save
@@ -119,7 +118,7 @@ def test_functions_keep_their_names_and_documentation(recorder: Recorder) -> Non
     assert torch.autograd.backward.__module__ == "torch.autograd"
 
 
-def test_an_error_of_ours_is_said_once_and_training_goes_on(
+def test_our_own_error_is_reported_once_and_training_goes_on(
     recorder: Recorder, make_training: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """If TraceML breaks, it says so in one line and the training does not notice."""
@@ -130,8 +129,8 @@ def test_an_error_of_ours_is_said_once_and_training_goes_on(
     model, optimizer, loader = make_training(20)
     for index, (x, y) in enumerate(loader):
         if index == 5:
-            recorder.session.switch.due = 0
-            recorder.session._read_rss = broken  # type: ignore[method-assign]
+            recorder.session.switch.reading_due = 0
+            recorder.session._read_memory = broken  # type: ignore[method-assign, assignment]
         optimizer.zero_grad()
         nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()

@@ -1,8 +1,9 @@
-"""Hand-made summaries: a run is its step blocks, its phases and what surrounds it."""
+"""Hand-made summaries: a run is its step blocks, its phases and its environment."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,17 @@ import numpy as np
 
 from traceml.schema.comparison import Comparison, RunRef
 from traceml.schema.summary import (
+    Blocks,
+    Environment,
     Finding,
+    Identity,
     Member,
     MetricStat,
     Primary,
     RankValue,
     Run,
     Section,
+    SectionWindow,
     Summary,
 )
 
@@ -36,7 +41,7 @@ def finding(kind: str, severity: str = "info") -> Finding:
 
 
 def stat(value: float | None, share: float | None = None) -> MetricStat:
-    """One rank's number."""
+    """A metric of a run with one rank."""
     return MetricStat(value, RankValue(value, 0), RankValue(value, 0), share=share)
 
 
@@ -59,7 +64,7 @@ def summary(
     cpu: tuple[float, float] | None = None,
     **run: Any,
 ) -> Summary:
-    """A run whose step takes `step_ms`; `phases` are its parts in ms, `cpu` (machine %, own %)."""
+    """A run whose step takes `step_ms`; `phases` are its parts in ms, `cpu` is (machine %, own %)."""
     parts = phases or {"input_ms": 0.1 * step_ms, "forward_ms": 0.9 * step_ms, "wait_ms": 0.0}
     metrics = {"step_ms": stat(step_ms, 1.0)}
     metrics |= {key: stat(value, value / step_ms) for key, value in parts.items()}
@@ -69,40 +74,48 @@ def summary(
     calm = finding("NORMAL")
     own = ranks or {0: {"step_ms": step_ms, **parts}}
     members = {
-        str(rank): Member({"node_rank": (node_of or {}).get(rank, 0)}, dict(values))
+        str(rank): Member(Identity(node_rank=(node_of or {}).get(rank, 0)), dict(values))
         for rank, values in own.items()
     }
     system, process = {}, {}
     if cpu:
         system["cpu_percent"] = stat(cpu[0])
-        process["0"] = Member({}, {"cpu_percent": cpu[1]})
+        process["0"] = Member(metrics={"cpu_percent": cpu[1]})
     return Summary(
         run=Run(**{"name": "run", "status": "completed", "world_size": world, **run}),
         primary_diagnosis=Primary(first.kind, first.status, first.severity, action="do this"),
         step_time=Section(
-            first, [first], {"num_steps": 200, "clock": clock, "warmup_steps": 1}, metrics, members
+            first, [first], SectionWindow(num_steps=200, clock=clock, warmup_steps=1), metrics, members
         ),
         step_memory=Section(
             full,
             [full],
-            {"memory": memory_kind},
+            SectionWindow(memory=memory_kind),
             {("peak_allocated_bytes" if memory_kind == "device" else "rss_bytes"): stat(peak_bytes)},
         ),
-        system=Section(calm, [calm], {}, system),
-        process=Section(calm, [calm], {}, {}, process),
-        blocks={"metrics": {"step_ms": list(means) if means is not None else blocks(step_ms, seed=seed)}},
-        environment={"batch_size": batch, "cpu_count": 2, "torch": "2.13", **(environment or {})},
+        system=Section(calm, [calm], metrics=system),
+        process=Section(calm, [calm], ranks=process),
+        blocks=Blocks(metrics={"step_ms": [*means] if means is not None else [*blocks(step_ms, seed=seed)]}),
+        environment=Environment(
+            **{"batch_size": batch, "cpu_count": 2, "torch": "2.13", **(environment or {})}
+        ),
     )
 
 
+def windowed(run: Summary, **facts: Any) -> Summary:
+    """The same run with these facts in its step-time window."""
+    section = run.step_time
+    return replace(run, step_time=replace(section, window=replace(section.window, **facts)))
+
+
 def refs(count: int, name: str) -> list[RunRef]:
-    """What the files are called."""
+    """References to files with these names."""
     return [RunRef(f"{name}{i or ''}") for i in range(count)]
 
 
 def compared(a: Summary | list[Summary], b: Summary | list[Summary]) -> Comparison:
-    """A against B."""
-    from traceml.analyze.compare import compare
+    """Compare A with B."""
+    from traceml.compare.compare import compare
 
     one = a if isinstance(a, list) else [a]
     other = b if isinstance(b, list) else [b]

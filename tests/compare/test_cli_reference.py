@@ -1,4 +1,4 @@
-"""docs/cli.md is what `--help` says."""
+"""docs/cli.md matches `--help`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_reference_is_current() -> None:
-    """A flag that is added or changed without `python tools/cli_reference.py` fails here."""
+def test_cli_page_matches_help() -> None:
+    """Adding or changing a flag without running `python tools/cli_reference.py` fails here."""
     made = runpy.run_path(str(ROOT / "tools" / "cli_reference.py"))
     assert (ROOT / "docs" / "cli.md").read_text() == made["page"]()
 
 
-def test_every_command_is_in_it() -> None:
-    """Every command that `traceml --help` lists has its part."""
+def test_every_command_has_a_section() -> None:
+    """Every command that `traceml --help` lists has a section."""
     from traceml.cli.main import COMMANDS
 
     text = (ROOT / "docs" / "cli.md").read_text()

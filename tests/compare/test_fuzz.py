@@ -1,4 +1,4 @@
-"""Mutated real summaries: changed at any depth, compare answers or says one line."""
+"""Real summaries, mutated at any depth: compare and view give an answer or one line."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ PLACES = {name: places(data) for name, data in SAMPLES.items()}
 
 @st.composite
 def mutated(draw: st.DrawFn) -> bytes:
-    """A real summary with a few places changed or removed, and perhaps cut off or damaged as
-    bytes.
-    """
+    """A real summary with a few values changed or removed; some are cut off or damaged as bytes."""
     name = draw(st.sampled_from(sorted(SAMPLES)))
     data = copy.deepcopy(SAMPLES[name])
     for _ in range(draw(st.integers(1, 4))):
@@ -62,7 +60,7 @@ def mutated(draw: st.DrawFn) -> bytes:
             else:
                 del spot[last]
         except (KeyError, IndexError, TypeError):
-            continue  # an earlier change took this place away
+            continue  # an earlier change removed this place
     written = json.dumps(data, ensure_ascii=draw(st.booleans())).encode("utf-8", "surrogatepass")
     harm = draw(st.integers(0, 9))
     if harm == 0:
@@ -75,15 +73,13 @@ def mutated(draw: st.DrawFn) -> bytes:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(content=mutated(), other=st.sampled_from(["slow.json", "released/v0.5.0_ddp2_healthy.json"]))
-def test_compare_answers_or_says_one_line(
+def test_compare_gives_an_answer_or_one_line(
     content: bytes,
     other: str,
     tmp_path_factory: pytest.TempPathFactory,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Exit 0 with a verdict of the set and both files, or exit 2 with one line and no file; never
-    a traceback.
-    """
+    """Exit 0 with a known verdict and both files, or exit 2 with one line and no file; no traceback."""
     folder = tmp_path_factory.mktemp("fuzz")
     path, base = folder / "changed.json", folder / "out" / "answer"
     path.write_bytes(content)
@@ -104,10 +100,10 @@ def test_compare_answers_or_says_one_line(
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(content=mutated())
-def test_view_answers_or_says_one_line(
+def test_view_gives_an_answer_or_one_line(
     content: bytes, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`traceml view` of the same files: a text or one line, never a traceback."""
+    """`traceml view` of such a file prints a text or one line, never a traceback."""
     path = tmp_path_factory.mktemp("fuzz") / "changed.json"
     path.write_bytes(content)
     assert main(["view", str(path)]) in (0, 2)

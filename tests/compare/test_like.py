@@ -1,4 +1,4 @@
-"""Like with like: what differs is listed, what cannot be compared is not."""
+"""Like with like: differences are listed, and what cannot be compared is left out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from tests.compare.making import compared, summary
+from tests.compare.making import compared, summary, windowed
 from traceml.schema.comparison import IMPROVEMENT, NO_CHANGE, REGRESSION
 
 
@@ -22,8 +22,8 @@ from traceml.schema.comparison import IMPROVEMENT, NO_CHANGE, REGRESSION
         ({"clock": "device"}, "clock"),
     ],
 )
-def test_every_difference_is_listed(change: dict[str, object], what: str) -> None:
-    """A differing batch, world, device, version, model or clock is listed as one that matters."""
+def test_differences_that_matter_are_listed(change: dict[str, object], what: str) -> None:
+    """Another batch size, world size, device, version, model or clock is listed as one that matters."""
     known = {"device": "cpu", "device_name": "A100", "model_parameters": 5_000}
     own = change.pop("environment", {})
     assert isinstance(own, dict)
@@ -34,16 +34,15 @@ def test_every_difference_is_listed(change: dict[str, object], what: str) -> Non
     assert not compared(a, summary(seed=1, environment=known)).differences
 
 
-def test_warmup_and_unknown_facts() -> None:
-    """A different warm-up is context; what only one side knows is no difference."""
+def test_warmup_is_context_and_unknown_is_no_difference() -> None:
+    """A different warm-up is listed as context. A fact that only one side knows is not a difference."""
     a, b = summary(), summary(seed=1, environment={"device_name": "A100"})
-    b.step_time.window["warmup_steps"] = 9
-    found = compared(a, b).differences
+    found = compared(a, windowed(b, warmup_steps=9)).differences
     assert [(d.what, d.a, d.b, d.matters) for d in found] == [("warm-up steps left out", "1", "9", False)]
 
 
-def test_a_larger_batch_is_judged_per_sample() -> None:
-    """Twice the batch in 1.6 times the time is an IMPROVEMENT: time per sample is what counts."""
+def test_different_batch_sizes_are_compared_per_sample() -> None:
+    """Twice the batch in 1.6 times the time is an IMPROVEMENT, because the time per sample counts."""
     found = compared(summary(100, batch=32), summary(160, batch=64, seed=1))
     assert found.interval.basis == "sample"
     assert found.interval.delta_share == pytest.approx(-0.2, abs=0.02)
@@ -52,15 +51,15 @@ def test_a_larger_batch_is_judged_per_sample() -> None:
     assert found.metrics["samples_per_s"].delta_share == pytest.approx(0.25)
 
 
-def test_the_same_batch_in_more_time_is_a_regression() -> None:
-    """With the same batch, the step is what is judged."""
+def test_same_batch_in_more_time_is_a_regression() -> None:
+    """With the same batch size, the step time is compared."""
     found = compared(summary(100), summary(110, seed=1))
     assert found.interval.basis == "step"
     assert found.verdict == REGRESSION
 
 
-def test_tokens_count_before_samples() -> None:
-    """Where tokens are known and differ, the time per token is judged."""
+def test_tokens_take_precedence_over_samples() -> None:
+    """If tokens per step are known and differ, the time per token is compared."""
     a, b = summary(100), summary(200, seed=1)
     for run, tokens in ((a, 1000), (b, 2000)):
         step = run.step_time.metrics["step_ms"].average
@@ -74,7 +73,7 @@ def test_tokens_count_before_samples() -> None:
 
 
 def test_phases_on_different_clocks_are_not_compared() -> None:
-    """Host and device phases never stand beside each other; the step does."""
+    """Host phases are never compared with device phases; the step time still is."""
     found = compared(summary(100), summary(120, seed=1, clock="device"))
     assert "step_ms" in found.metrics
     assert not {"input_ms", "forward_ms", "compute_ms", "wait_ms", "wait_share"} & set(found.metrics)
@@ -82,8 +81,8 @@ def test_phases_on_different_clocks_are_not_compared() -> None:
     assert any("different clocks" in w for w in found.warnings)
 
 
-def test_a_run_that_failed_or_is_running_is_said() -> None:
-    """How a run ended is part of the answer."""
+def test_failed_and_running_runs_are_reported() -> None:
+    """A warning says that a run failed or was still running."""
     found = compared(summary(status="failed"), dataclasses.replace(summary(seed=1), final=False))
     assert any(w.startswith("A did not complete (failed)") for w in found.warnings)
     assert any(w.startswith("B was still running") for w in found.warnings)

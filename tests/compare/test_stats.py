@@ -1,4 +1,4 @@
-"""The interval: deterministic, calibrated, honest about autocorrelation and about several runs."""
+"""The interval: deterministic, calibrated, and right for autocorrelated steps and for several runs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.compare.making import blocks
-from traceml.analyze import compare_stats
-from traceml.analyze.compare_stats import LEAST_BLOCKS, spread, typical
+from traceml.compare import stats as compare_stats
+from traceml.compare.stats import MIN_BLOCKS, spread, typical
 
 
 def wandering(length: float, sd: float, seed: int, count: int = 40) -> list[float]:
@@ -20,65 +20,56 @@ def wandering(length: float, sd: float, seed: int, count: int = 40) -> list[floa
     return [float(v) for v in 10 * np.exp(log)]
 
 
-def test_the_same_input_gives_the_same_interval() -> None:
+def half_width(a: list[float], b: list[float]) -> float:
+    """How small a change the comparison of these two runs can see."""
+    found = spread([a], [b])
+    assert found is not None
+    return (found.high_share - found.low_share) / 2
+
+
+def test_same_input_gives_same_interval() -> None:
     """Comparing the same two files twice gives the same numbers to the last digit."""
     assert spread([blocks(10)], [blocks(11, seed=1)]) == spread([blocks(10)], [blocks(11, seed=1)])
 
 
-def test_the_interval_holds_the_estimate_and_a_true_change() -> None:
-    """The estimate lies inside its interval, and so does the change that was put in."""
+def test_interval_contains_the_estimate_and_the_true_change() -> None:
+    """Both the estimate and the change that was put in lie inside the interval."""
     found = spread([blocks(10)], [blocks(11, seed=1)])
     assert found is not None
     assert found.low_share < found.delta_share < found.high_share
     assert found.low_share < 0.10 < found.high_share
 
 
-def test_a_bursty_block_does_not_move_the_typical_step() -> None:
-    """One block ten times as slow does not change the median."""
+def test_one_slow_block_does_not_change_the_typical_step() -> None:
+    """A block that is ten times as slow does not change the median."""
     quiet = blocks(10)
     assert typical([*quiet[:-1], 100.0]) == pytest.approx(typical(quiet), rel=0.01)
 
 
-def test_autocorrelated_blocks_are_drawn_in_long_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks that wander say less than independent ones of the same spread."""
+def test_autocorrelated_blocks_give_a_wider_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autocorrelated blocks carry less information than the same blocks in random order."""
     monkeypatch.setattr(compare_stats, "WANDER", 0.0)
     slow = [wandering(8, 0.03, seed) for seed in range(6)]
-    widths = [
-        found.half_width_share
-        for a, b in zip(slow[::2], slow[1::2], strict=True)
-        if (found := spread([a], [b])) is not None
-    ]
     shuffled = [[float(v) for v in np.random.default_rng(9).permutation(run)] for run in slow]
-    free = [
-        found.half_width_share
-        for a, b in zip(shuffled[::2], shuffled[1::2], strict=True)
-        if (found := spread([a], [b])) is not None
-    ]
-    assert np.mean(widths) > 1.5 * np.mean(free)
+    ordered, independent = (
+        np.mean([half_width(a, b) for a, b in zip(runs[::2], runs[1::2], strict=True)])
+        for runs in (slow, shuffled)
+    )
+    assert ordered > 1.5 * independent
 
 
-def test_slow_movement_inside_a_run_is_expected_between_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A machine that wanders within a run widens the interval of a single pair; steady noise does
-    not.
-    """
-
-    def width(a: list[float], b: list[float]) -> float:
-        found = spread([a], [b])
-        assert found is not None
-        return found.half_width_share
-
+def test_slow_movement_inside_a_run_is_expected_between_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow movement within a run widens the interval of a single pair; independent noise does not."""
     steady, moving = [blocks(10, seed=s) for s in (1, 2)], [wandering(8, 0.03, s) for s in (1, 2)]
-    with_it = [width(*pair) for pair in (steady, moving)]
+    with_it = [half_width(*pair) for pair in (steady, moving)]
     monkeypatch.setattr(compare_stats, "WANDER", 0.0)
-    without = [width(*pair) for pair in (steady, moving)]
+    without = [half_width(*pair) for pair in (steady, moving)]
     assert with_it[0] < 1.15 * without[0]
     assert with_it[1] > 1.15 * without[1]
 
 
-def test_runs_that_differ_widen_the_interval_of_several() -> None:
-    """Three runs a side that scatter by 5 % cannot show a change of 5 %; three that agree can."""
+def test_scattered_runs_widen_the_interval() -> None:
+    """Three runs per side that scatter by 5 % cannot show a change of 5 %; three that agree can."""
     scattered = [blocks(v, 0.005, seed=i) for i, v in enumerate((9.5, 10.0, 10.5))]
     agreed = [blocks(10, 0.005, seed=i) for i in range(3)]
     wide = spread(scattered, [[1.05 * v for v in run] for run in scattered])
@@ -89,15 +80,15 @@ def test_runs_that_differ_widen_the_interval_of_several() -> None:
     assert wide.run_noise_share > 5 * narrow.run_noise_share
 
 
-@pytest.mark.parametrize("bad", [[], [10.0] * (LEAST_BLOCKS - 1), [10.0] * 10 + [0.0], [-1.0] * 10])
-def test_too_little_or_impossible_data_gives_no_interval(bad: list[float]) -> None:
-    """Few blocks, a zero or a negative time: no interval rather than a wrong one."""
+@pytest.mark.parametrize("bad", [[], [10.0] * (MIN_BLOCKS - 1), [10.0] * 10 + [0.0], [-1.0] * 10])
+def test_too_few_or_impossible_blocks_give_no_interval(bad: list[float]) -> None:
+    """Too few blocks, a zero or a negative time give no interval."""
     assert spread([bad], [blocks(10)]) is None
     assert spread([blocks(10)], [bad]) is None
 
 
-def test_a_change_beyond_all_noise_is_sure() -> None:
-    """Fifty times faster is faster, however few and uneven the blocks of the short run are."""
+def test_large_change_is_certain_despite_noise() -> None:
+    """Fifty times as fast is faster, even if the short run has few and uneven blocks."""
     short = [1.0, 1.1, 4.0, 1.2, 0.9, 0.8, 3.0, 2.9, 3.1, 1.0, 1.1, 1.0]
     found = spread([blocks(62, 0.002, 12)], [short])
     assert found is not None
@@ -105,17 +96,15 @@ def test_a_change_beyond_all_noise_is_sure() -> None:
 
 
 def test_extreme_values_stay_finite() -> None:
-    """The largest and smallest numbers that a file may hold do not overflow."""
+    """The largest and smallest numbers that a file can hold do not overflow."""
     found = spread([[1e-300] * 6], [[1e18, 1e-300] * 3])
     assert found is not None
     assert np.isfinite([found.low_share, found.high_share, found.delta_share]).all()
 
 
-def test_false_alarms_are_rare_and_five_per_cent_is_caught() -> None:
-    """A small copy of the calibration: 60 quiet A/A pairs without an alarm, 30 slowdowns of 5 %
-    all but 2 seen.
-    """
-    from traceml.analyze.compare_verdict import NOISE_FLOOR, decide
+def test_no_false_alarm_and_slowdown_of_five_percent_is_found() -> None:
+    """A small calibration: no alarm in 60 quiet A/A pairs, and at least 28 of 30 slowdowns of 5 % found."""
+    from traceml.compare.verdict import NOISE_FLOOR, decide
 
     def change(slowdown: float, seed: int) -> str:
         random = np.random.default_rng(seed)

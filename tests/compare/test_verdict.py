@@ -1,4 +1,4 @@
-"""The five verdicts, why, and what would settle an inconclusive one."""
+"""The five verdicts, the reasons, and what to do about an inconclusive one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from tests.compare.making import blocks, compared, summary
-from traceml.analyze.compare_verdict import NOISE_FLOOR, RESOLUTION, decide, verdict
+from tests.compare.making import blocks, compared, summary, windowed
+from traceml.compare.verdict import NOISE_FLOOR, RESOLUTION, decide, verdict
 from traceml.schema.comparison import (
     BETTER,
     CHANGED,
@@ -20,11 +20,12 @@ from traceml.schema.comparison import (
     UNCLEAR,
     VERDICTS,
     WORSE,
+    Shift,
 )
 
 
-def test_the_set_is_closed() -> None:
-    """Whatever step time and memory did, the verdict is one of the five."""
+def test_there_are_exactly_five_verdicts() -> None:
+    """Every combination of step time and memory gives one of the five verdicts."""
     for step, memory in itertools.product(
         (BETTER, WORSE, SAME, UNCLEAR), (BETTER, WORSE, SAME, CHANGED, UNCLEAR)
     ):
@@ -47,8 +48,8 @@ def test_the_set_is_closed() -> None:
         (SAME, CHANGED, MIXED),
     ],
 )
-def test_step_time_and_memory_make_one_word(step: str, memory: str, expected: str) -> None:
-    """Both ways is MIXED; one way is that way; a step time that cannot be told is INCONCLUSIVE."""
+def test_step_time_and_memory_give_one_verdict(step: str, memory: str, expected: str) -> None:
+    """Opposite directions are MIXED; an unclear step time is INCONCLUSIVE."""
     assert verdict(step, memory) == expected
 
 
@@ -64,17 +65,13 @@ def test_step_time_and_memory_make_one_word(step: str, memory: str, expected: st
         (0.04, 0.045, UNCLEAR),
     ],
 )
-def test_the_rule(delta: float, half: float, expected: str) -> None:
-    """A change needs a sure sign and the noise floor; NO CHANGE needs an interval that would show
-    one.
-    """
+def test_decision_about_the_step_time(delta: float, half: float, expected: str) -> None:
+    """A change needs a certain sign and the noise floor; "same" needs an interval that would show one."""
     assert decide(delta, delta - half, delta + half, NOISE_FLOOR) == expected
 
 
-def test_a_clear_slowdown_is_a_regression_with_its_cause() -> None:
-    """A slower step is a REGRESSION, and the phase that grew is named with its share of the
-    change.
-    """
+def test_slower_step_is_a_regression_with_its_cause() -> None:
+    """A slower step is a REGRESSION, and the phase that grew is named with its share of the change."""
     a = summary(100, {"input_ms": 10, "forward_ms": 90})
     b = summary(120, {"input_ms": 30, "forward_ms": 90}, seed=1, primary=("INPUT_BOUND", "warn"))
     found = compared(a, b)
@@ -85,41 +82,33 @@ def test_a_clear_slowdown_is_a_regression_with_its_cause() -> None:
     assert found.next.startswith("Look first at input.")
 
 
-def test_the_demo_reads_as_in_the_guide() -> None:
-    """Slow input mended: IMPROVEMENT, from INPUT-BOUND to COMPUTE-BOUND, and input explains 101 or
-    so %.
-    """
+def test_demo_gives_the_documented_verdict() -> None:
+    """Faster input: IMPROVEMENT, from INPUT-BOUND to COMPUTE-BOUND, explained by input."""
     slow = {"input_ms": 531.6, "forward_ms": 31.0, "wait_ms": 0.5}
     fast = {"input_ms": 2.3, "forward_ms": 38.9, "wait_ms": 1.1}
     found = compared(summary(563.1, slow, primary=("INPUT_BOUND", "crit")), summary(42.3, fast, seed=2))
     assert found.verdict == IMPROVEMENT
-    assert (found.diagnosis["primary"].a, found.diagnosis["primary"].b) == (
-        "INPUT-BOUND",
-        "COMPUTE-BOUND",
-    )
-    assert found.diagnosis["primary"].change == BETTER
+    assert found.diagnosis["primary"] == Shift("INPUT-BOUND", "COMPUTE-BOUND", BETTER)
     assert "Input -529.3 ms explains 102 % of the change" in found.why
 
 
-def test_two_runs_of_the_same_thing_do_not_differ() -> None:
-    """Steady runs of the same thing are NO CHANGE."""
+def test_identical_steady_runs_are_no_change() -> None:
+    """Two steady runs of the same training are NO CHANGE."""
     assert compared(summary(seed=1), summary(seed=2)).verdict == NO_CHANGE
 
 
-def test_noise_is_inconclusive_and_says_what_would_settle_it() -> None:
-    """A change that hides in the noise is INCONCLUSIVE, with the way out: more steps or several
-    runs.
-    """
+def test_noisy_runs_are_inconclusive_with_advice() -> None:
+    """A change within the noise is INCONCLUSIVE, with the advice to compare several runs."""
     a = summary(100, means=blocks(100, 0.25, seed=1))
     b = summary(104, means=blocks(104, 0.25, seed=2))
     found = compared(a, b)
     assert found.verdict == INCONCLUSIVE
     assert "--a a1 a2 a3 --b b1 b2 b3" in found.next
-    assert "cannot be told apart from noise" in found.why
+    assert "may or may not have changed" in found.why
 
 
-def test_memory_can_make_it_a_regression_or_mixed() -> None:
-    """A third more memory at the same speed is a REGRESSION; with a faster step it is MIXED."""
+def test_more_memory_is_a_regression_or_mixed() -> None:
+    """50 % more memory at the same speed is a REGRESSION; with a faster step it is MIXED."""
     assert compared(summary(), summary(seed=1, peak_bytes=6e9)).verdict == REGRESSION
     found = compared(summary(), summary(80, seed=1, peak_bytes=6e9))
     assert found.verdict == MIXED
@@ -127,25 +116,25 @@ def test_memory_can_make_it_a_regression_or_mixed() -> None:
 
 
 def test_small_memory_changes_do_not_count() -> None:
-    """Resident memory moves a little from run to run: that is no verdict."""
+    """Resident memory varies a little from run to run, which does not affect the verdict."""
     a = summary(memory_kind="rss", peak_bytes=1.0e9)
     assert compared(a, summary(seed=1, memory_kind="rss", peak_bytes=1.15e9)).verdict == NO_CHANGE
 
 
 def test_memory_of_different_kinds_is_not_compared() -> None:
-    """Device memory against resident memory is unclear, not a change."""
+    """Device memory in A and resident memory in B is unclear, not a change."""
     found = compared(summary(), summary(seed=1, memory_kind="rss", peak_bytes=1e9))
     assert found.memory_change == UNCLEAR
     assert not [key for key in found.metrics if key.startswith("step_memory.")]
 
 
-def test_a_memory_diagnosis_that_appears_is_a_regression() -> None:
-    """MEMORY CREEP that was not there before is worse, even when the peak is not yet."""
+def test_new_memory_diagnosis_is_a_regression() -> None:
+    """A MEMORY CREEP that A does not have is a regression, even if the peak is the same."""
     assert compared(summary(), summary(seed=1, memory=("CREEP_CONFIRMED", "crit"))).verdict == REGRESSION
 
 
-def test_no_step_times_are_unclear_never_equal() -> None:
-    """A run without steps is INCONCLUSIVE: nothing measured is not the same as nothing changed."""
+def test_missing_step_times_are_inconclusive() -> None:
+    """A run without steps is INCONCLUSIVE, never NO CHANGE."""
     a = summary()
     b = summary(means=[])
     b.step_time.metrics.clear()
@@ -155,18 +144,16 @@ def test_no_step_times_are_unclear_never_equal() -> None:
     assert "B has no step times" in found.next
 
 
-def test_without_blocks_only_a_large_change_is_believed() -> None:
-    """Averages alone have no interval: 10 % is INCONCLUSIVE, a halving is an IMPROVEMENT with a
-    warning.
-    """
+def test_without_blocks_only_a_large_change_counts() -> None:
+    """Without an interval, 10 % is INCONCLUSIVE, and half the time is an IMPROVEMENT with a warning."""
     assert compared(summary(100, means=[]), summary(110, means=[])).verdict == INCONCLUSIVE
     found = compared(summary(100, means=[]), summary(50, means=[]))
     assert found.verdict == IMPROVEMENT
     assert any("without an interval" in w for w in found.warnings)
 
 
-def test_a_crowded_machine_is_not_a_regression() -> None:
-    """A doubled step while others held the CPU is INCONCLUSIVE, and the crowd is named."""
+def test_slowdown_on_a_busy_machine_is_inconclusive() -> None:
+    """A doubled step while others used the CPU is INCONCLUSIVE, and a warning says so."""
     quiet = summary(100, cpu=(50.0, 99.0))
     crowded = summary(200, seed=1, cpu=(100.0, 50.0))
     found = compared(quiet, crowded)
@@ -175,18 +162,16 @@ def test_a_crowded_machine_is_not_a_regression() -> None:
     assert compared(quiet, summary(200, seed=1, cpu=(50.0, 99.0))).verdict == REGRESSION
 
 
-def test_compute_that_did_not_grow_rules_the_crowd_out() -> None:
-    """Input mended in a crowd: compute took as long as before, so the crowd did not do it."""
+def test_unchanged_compute_rules_out_a_busy_machine() -> None:
+    """If compute did not get slower on a busy machine, other work is not the reason."""
     slow = {"input_ms": 400.0, "compute_ms": 100.0, "forward_ms": 100.0}
     fast = {"input_ms": 5.0, "compute_ms": 95.0, "forward_ms": 95.0}
     a, b = summary(500, slow, cpu=(100.0, 25.0)), summary(100, fast, seed=1, cpu=(100.0, 99.0))
     assert compared(a, b).verdict == INCONCLUSIVE
-    for run in (a, b):
-        run.step_time.window["loader_workers"] = 0
-    assert compared(a, b).verdict == IMPROVEMENT
+    assert compared(windowed(a, loader_workers=0), windowed(b, loader_workers=0)).verdict == IMPROVEMENT
 
 
-def test_a_crowd_does_not_hide_what_it_cannot_have_done() -> None:
-    """A process that hardly computes hardly waits for a core: twice the step is its own doing."""
+def test_busy_machine_does_not_hide_a_slowdown_without_compute() -> None:
+    """A process that hardly computes hardly waits for a core, so twice the step is a REGRESSION."""
     sleepy = summary(100, cpu=(100.0, 10.0))
     assert compared(sleepy, summary(200, seed=1, cpu=(100.0, 5.0))).verdict == REGRESSION

@@ -1,4 +1,4 @@
-"""Ends of a relay that are closed when the test is over, whatever happened."""
+"""Ends of a relay that are closed after the test, whatever happened."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from relay_nodes import ENVIRONMENT, make_run
 from relay_peer import Peer
 
-from traceml.collect.relay.client import RelayClient
-from traceml.collect.relay.keys import create_key
-from traceml.collect.relay.protocol import Limits
-from traceml.collect.relay.server import RelayServer
+from traceml.monitor.relay.client import RelayClient
+from traceml.monitor.relay.protocol import Limits
+from traceml.monitor.relay.server import RelayServer
+from traceml.monitor.this_node import ThisNode
 
 
 @pytest.fixture
@@ -39,12 +39,16 @@ def _no_process_stays() -> Iterator[None]:
 
 @pytest.fixture
 def serve(node0: Path) -> Iterator[Callable[..., RelayServer]]:
-    """Starts node 0's end; again after the last one was closed."""
+    """Starts node 0's end, also a second time after the first was closed."""
     made: list[RelayServer] = []
 
-    def start(nodes: int = 3, port: int | None = None, limits: Limits | None = None) -> RelayServer:
-        key = create_key(node0, ENVIRONMENT)
-        made.append(RelayServer(node0, key, nodes, bind_port=port, limits=limits))
+    def start(
+        nodes: int = 3,
+        port: int | None = None,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+    ) -> RelayServer:
+        node = ThisNode(0, nodes, node0.name, None, 0, port)
+        made.append(RelayServer(node, node0, ENVIRONMENT, limits))
         return made[-1]
 
     yield start
@@ -63,15 +67,10 @@ def relay(node0: Path, node1: Path) -> Iterator[Callable[..., RelayClient]]:
         address: str | None = None,
         environment: dict[str, str] = ENVIRONMENT,
     ) -> RelayClient:
-        client = RelayClient(
-            run_dir,
-            node_rank,
-            shared_dir=None if address else node0,
-            server_address=address,
-            environment=environment,
-        )
-        made.append(client)
-        return client
+        host, _, port = (address or "").partition(":")
+        node = ThisNode(node_rank, 3, node0.name, host or None, 0, int(port) if port else None)
+        made.append(RelayClient(node, run_dir, environment))
+        return made[-1]
 
     yield start
     for client in made:

@@ -1,4 +1,4 @@
-"""A network cable in the test's hands: a TCP proxy that can be cut, slowed and mended."""
+"""A network cable under the test's control: a TCP proxy that can be cut, slowed and mended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Link:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def silence(self) -> None:
-        """Packets vanish: connections stay, nothing passes, nobody is told."""
+        """Packets vanish: connections stay open, nothing passes, neither end notices."""
         self._silent.set()
 
     def mend(self) -> None:

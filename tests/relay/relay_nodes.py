@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from traceml.collect.relay.client import RelayClient
-from traceml.collect.relay.server import RelayServer
+from traceml.monitor.relay.client import RelayClient
+from traceml.monitor.relay.server import RelayServer
 from traceml.recording.reader import RecordingReader
 from traceml.recording.writer import RecordingWriter
 
@@ -33,7 +33,7 @@ class Rank:
         self.writer = RecordingWriter(str(path), COLUMNS, header)
 
     def append(self, count: int) -> None:
-        """So many further rows."""
+        """Write this many more rows."""
         for _ in range(count):
             step = self.writer.count
             self.writer.append(step, step * 7, step / 2)
@@ -63,7 +63,7 @@ def until(condition: Callable[[], bool], work: Callable[[], object] = lambda: ti
 
 
 def pump_both(server: RelayServer, *clients: RelayClient) -> Callable[[], None]:
-    """A piece of work that lets both ends get on."""
+    """Work that runs both ends for a moment."""
 
     def work() -> None:
         server.pump(0.002)

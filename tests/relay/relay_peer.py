@@ -12,31 +12,22 @@ from typing import ClassVar
 
 from relay_nodes import DEADLINE_S
 
-from traceml.collect.relay.client import RelayClient
-from traceml.collect.relay.keys import create_key
-from traceml.collect.relay.server import RelayServer
+from traceml.monitor.relay.client import RelayClient
+from traceml.monitor.relay.protocol import Limits
+from traceml.monitor.relay.server import RelayServer
+from traceml.monitor.this_node import ThisNode
 
 
 def main(words: list[str]) -> int:
-    """serve FOLDER NODES PORT | relay FOLDER SHARED NODE ADDRESS; `-` stands for nothing."""
-    given = [None if word == "-" else word for word in words[2:]]
+    """FOLDER, the run's name, the node's rank, node 0's host and port; `-` stands for nothing."""
+    run_dir, run_name = Path(words[0]), words[1]
+    host, port = (None if word == "-" else word for word in words[3:])
+    node = ThisNode(int(words[2]), 2, run_name, host, 0, int(port) if port else None)
     relay: RelayServer | RelayClient
-    if words[0] == "serve":
-        run_dir = Path(words[1])
-        relay = RelayServer(
-            run_dir,
-            create_key(run_dir, os.environ),
-            int(given[0] or 0),
-            bind_port=int(given[1]) if given[1] else None,
-        )
+    if node.is_first:
+        relay = RelayServer(node, run_dir, os.environ, Limits())
     else:
-        relay = RelayClient(
-            Path(words[1]),
-            int(given[1] or 0),
-            shared_dir=Path(given[0]) if given[0] else None,
-            server_address=given[2],
-            environment=os.environ,
-        )
+        relay = RelayClient(node, run_dir, os.environ)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     sys.stdout.write("up\n")
@@ -47,7 +38,7 @@ def main(words: list[str]) -> int:
 
 
 class Peer:
-    """Such a process, seen from a test."""
+    """Such a process, as a test sees it."""
 
     running: ClassVar[list[Peer]] = []
 
@@ -65,15 +56,15 @@ class Peer:
         assert self.process.stdout.readline() == "up\n"
 
     def kill(self) -> None:
-        """SIGKILL: no farewell, no cleaning up."""
+        """SIGKILL: no chance to say or clean up anything."""
         self.process.kill()
         self.process.communicate()
 
-    def finish(self) -> tuple[int, str]:
-        """SIGTERM: (exit code, what it said)."""
+    def finish(self) -> None:
+        """SIGTERM: it ends once everything is delivered."""
         self.process.terminate()
         _, said = self.process.communicate(timeout=DEADLINE_S)
-        return self.process.returncode, said
+        assert self.process.returncode == 0, said
 
 
 if __name__ == "__main__":

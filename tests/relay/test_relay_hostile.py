@@ -1,10 +1,9 @@
-"""What a peer without the key, or with bad intentions, can do: nothing."""
+"""A peer without the key, or with bad intentions, can do nothing."""
 
 from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,26 +13,23 @@ import pytest
 import zmq
 from relay_nodes import ENVIRONMENT, Rank, make_run, pump_both, steps, until
 
-from traceml.collect.relay.client import RelayClient
-from traceml.collect.relay.keys import KeyPair, RunKey
-from traceml.collect.relay.names import parse_name
-from traceml.collect.relay.protocol import (
+from traceml.monitor.relay.client import RelayClient
+from traceml.monitor.relay.keys import KeyPair, RunKey
+from traceml.monitor.relay.names import landing
+from traceml.monitor.relay.protocol import (
     MESSAGE_BYTES,
-    PROTOCOL,
     Answer,
-    AnyRequest,
-    Hello,
     Limits,
-    Live,
-    Open,
-    Put,
+    Piece,
+    Question,
+    State,
     Status,
-    Whole,
-    decode_answers,
+    decode,
     encode,
 )
-from traceml.collect.relay.server import RelayServer
-from traceml.recording import format as fmt
+from traceml.monitor.relay.server import RelayServer
+from traceml.recording import layout
+from traceml.recording.reader import RecordingReader
 
 RUN_KEY = RunKey(ENVIRONMENT["TRACEML_KEY"].encode())
 TURNED_AWAY = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -58,33 +54,28 @@ class Intruder:
             self.socket.curve_serverkey = server_key or RUN_KEY.server().public
         self.monitor = self.socket.get_monitor_socket(TURNED_AWAY)
         self.socket.connect(f"tcp://127.0.0.1:{server.port}")
-        self.ticket = 0
-
-    def answer(self, seconds: float = 20.0) -> bytes | None:
-        """What comes back, None when nothing does."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            self.server.pump(0.01)
-            if self.socket.poll(0):
-                return self.socket.recv()
-        return None
+        self.number = 0
 
     def is_turned_away(self) -> bool:
-        """Say hello and see the connection end without an answer."""
-        self.socket.send(encode([Hello(client=1, connection=1, protocol=PROTOCOL, node_rank=1)]))
+        """Ask and see the connection end without an answer."""
+        self.socket.send(encode(Question(1, [])))
         until(lambda: bool(self.monitor.poll(0)), lambda: self.server.pump(0.01))
         return not self.socket.poll(0)
 
-    def ask(self, kind: type[AnyRequest], **facts: Any) -> Answer:
-        """One request, one answer."""
-        self.ticket += 1
-        self.socket.send(encode([kind(client=1, connection=1, ticket=self.ticket, **facts)]))
-        (found,) = decode_answers(self.answer() or b"")
+    def question(self, *pieces: Piece) -> Answer:
+        """One question, one answer."""
+        self.number += 1
+        self.socket.send(encode(Question(self.number, list(pieces))))
+        until(lambda: bool(self.socket.poll(0)), lambda: self.server.pump(0.01))
+        found = decode(self.socket.recv(), Answer)
+        assert found is not None
+        assert found.number == self.number
         return found
 
-    def hello(self, node_rank: int = 1) -> Answer:
-        """Introduce ourselves."""
-        return self.ask(Hello, protocol=PROTOCOL, node_rank=node_rank)
+    def ask(self, piece: Piece) -> State:
+        """What becomes of this piece."""
+        (state,) = self.question(piece).states
+        return state
 
 
 @pytest.fixture
@@ -104,12 +95,12 @@ def intrude() -> Iterator[Callable[..., Intruder]]:
 def a_head(rank: int, tmp_path: Path) -> bytes:
     """The fixed half of a sound header."""
     maker = Rank(make_run(tmp_path / f"maker{rank}"), rank)
-    return Path(maker.writer.path).read_bytes()[: fmt.LIVE_OFFSET]
+    return Path(maker.writer.path).read_bytes()[: layout.LIVE_OFFSET]
 
 
 def rows(first: int, count: int) -> bytes:
     """Rows of 32 bytes with these sequence numbers."""
-    return b"".join(bytes(24) + fmt.SEQUENCE.pack(first + i) for i in range(count))
+    return b"".join(bytes(24) + layout.SEQUENCE.pack(first + i) for i in range(count))
 
 
 def test_wrong_key_gets_and_injects_nothing(
@@ -119,7 +110,7 @@ def test_wrong_key_gets_and_injects_nothing(
     server = serve()
     stranger = intrude(server, RunKey(b"another secret, long enough").client(1))
     assert stranger.is_turned_away()
-    assert server.nodes() == {}
+    assert server.nodes == {}
     assert files(node0) == {}
 
 
@@ -129,7 +120,7 @@ def test_wrong_server_key(serve: Serve, intrude: Callable[..., Intruder]) -> Non
     other = RunKey(b"another secret, long enough").server().public
     peer = intrude(server, RUN_KEY.client(1), other)
     assert peer.is_turned_away()
-    assert server.nodes() == {}
+    assert server.nodes == {}
 
 
 def test_no_encryption_at_all(serve: Serve, intrude: Callable[..., Intruder]) -> None:
@@ -137,7 +128,7 @@ def test_no_encryption_at_all(serve: Serve, intrude: Callable[..., Intruder]) ->
     server = serve()
     plain = intrude(server, None)
     assert plain.is_turned_away()
-    assert server.nodes() == {}
+    assert server.nodes == {}
 
 
 def test_node_beyond_the_number_of_nodes(serve: Serve, intrude: Callable[..., Intruder]) -> None:
@@ -160,7 +151,7 @@ def test_node_beyond_the_number_of_nodes(serve: Serve, intrude: Callable[..., In
 def test_garbage_on_the_socket(
     garbage: bytes, serve: Serve, relay: Callable[..., RelayClient], node0: Path, node1: Path
 ) -> None:
-    """Bytes that are no protocol do not disturb those who keep to it."""
+    """Bytes that follow no protocol do not disturb those who follow it."""
     server, client = serve(), relay()
     rank = Rank(node1, 1)
     rank.append(100)
@@ -171,7 +162,7 @@ def test_garbage_on_the_socket(
         server.pump(0.01)
         raw.close()
     until(lambda: len(steps(node0, "rank-1.node1.42.steps")) == 100, pump_both(server, client))
-    assert list(server.nodes()) == [1]
+    assert list(server.nodes) == [1]
 
 
 def test_huge_frames(
@@ -184,7 +175,7 @@ def test_huge_frames(
     """A frame over the limit ends its sender's connection, even with a key; others go on."""
     server = serve()
     peer = intrude(server, RUN_KEY.client(2))
-    assert peer.hello(2).status is Status.OK
+    assert peer.question().states == []
     peer.socket.send(bytes(64 * MESSAGE_BYTES))
     until(lambda: bool(peer.monitor.poll(0)), lambda: server.pump(0.01))
     client = relay()
@@ -199,7 +190,9 @@ def test_huge_frames(
     [
         b"",
         b"\xc1",
-        msgspec.msgpack.encode({"type": "Put"}),
+        msgspec.msgpack.encode({"number": 1, "pieces": [{"name": "x" * 81}]}),
+        msgspec.msgpack.encode({"number": -1, "pieces": []}),
+        msgspec.msgpack.encode({"number": 1, "pieces": [{"name": "x"}] * 65}),
         msgspec.msgpack.encode([1] * 1000),
         b"\x81" * 2000,
     ],
@@ -207,37 +200,34 @@ def test_huge_frames(
 def test_messages_that_are_none(
     frame: bytes, serve: Serve, intrude: Callable[..., Intruder], node0: Path
 ) -> None:
-    """What cannot be decoded is passed over."""
+    """What is not a valid question gets no answer and changes nothing."""
     server = serve()
     peer = intrude(server, RUN_KEY.client(1))
-    assert peer.hello().status is Status.OK
     peer.socket.send(frame)
     peer.socket.send_multipart([frame, frame, frame])
-    assert peer.hello().status is Status.OK
+    assert peer.question().states == []
     assert files(node0) == {}
 
 
 BAD_NAMES = [
     "../escape.steps", "rank-1.1.steps/../../x", "/etc/passwd", "rank-1.1.steps\0", "relay.key",
+    "manifest.json",
     "rank-1.node2.42.steps", "system.node2.gauges", "manifest.node2.json", "rank--1.1.steps",
     "rank-1.1.events.jsonl\n", "", ".", "..", "seen-", "seen-../x", "seen-A", "rank-1.1.exe",
     "rank-٣.1.steps", "final_summary.json", "request-1", ".relay-x", "rank-1.42.steps ",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BAD_NAMES)
-def test_bad_file_names(
-    name: str, serve: Serve, intrude: Callable[..., Intruder], node0: Path, tmp_path: Path
-) -> None:
-    """Only the known names travel; no path, no name of another node, no file of node 0's own."""
-    assert parse_name(name) is None
+def test_bad_file_names(serve: Serve, intrude: Callable[..., Intruder], node0: Path, tmp_path: Path) -> None:
+    """Only the known names travel: no path, no name of another node, no file of node 0's own."""
     server = serve()
     peer = intrude(server, RUN_KEY.client(1))
-    peer.hello()
+    head = a_head(1, tmp_path)
     before = sorted(p.name for p in node0.iterdir())
-    assert peer.ask(Open, name=name, head=a_head(1, tmp_path)).status is Status.REFUSED
-    assert peer.ask(Whole, name=name, data=b"x").status is Status.REFUSED
-    assert peer.ask(Put, name=name, offset=0, data=b"x\n").status is not Status.OK
+    for name in BAD_NAMES:
+        assert landing(name, 1) is None
+        assert peer.ask(Piece(name, head=head)).status is Status.REFUSED, name
+        assert peer.ask(Piece(name, 0, data=b"x\n")).status is not Status.OK, name
     assert files(node0) == {}
     assert sorted(p.name for p in node0.iterdir()) == before
 
@@ -245,40 +235,35 @@ def test_bad_file_names(
 def test_rows_out_of_range(
     serve: Serve, intrude: Callable[..., Intruder], node0: Path, tmp_path: Path
 ) -> None:
-    """Rows that do not follow the last one, or are no whole rows, are not taken."""
+    """Rows that do not follow the last one, or are not whole rows, are not taken."""
     server = serve()
     peer = intrude(server, RUN_KEY.client(1))
-    peer.hello()
     name, landed = "rank-1.42.steps", "rank-1.node1.42.steps"
-    assert peer.ask(Open, name=name, head=a_head(1, tmp_path)).offset == 0
-    assert peer.ask(Put, name=name, offset=0, data=rows(1, 3)).offset == 3
+    assert peer.ask(Piece(name, head=a_head(1, tmp_path))).offset == 0
+    assert peer.ask(Piece(name, 0, data=rows(1, 3))).offset == 3
+    before = files(node0)
     for offset in (0, 2, 4, 2**40):
-        found = peer.ask(Put, name=name, offset=offset, data=rows(offset + 1, 2))
+        found = peer.ask(Piece(name, offset, data=rows(offset + 1, 2), live=b"stale"))
         assert (found.status, found.offset) == (Status.OK, 3)
     for data in (rows(5, 1), rows(3, 2), rows(4, 1) + rows(6, 1), rows(4, 1)[:-1], b"x"):
-        assert peer.ask(Put, name=name, offset=3, data=data).status is Status.REFUSED
-    assert len(steps_of(node0 / "recording" / landed)) == 3
-    assert peer.ask(Put, name=name, offset=3, data=rows(4, 1)).offset == 4
+        assert peer.ask(Piece(name, 3, data=data)).status is Status.REFUSED
+    assert files(node0) == before
+    assert peer.ask(Piece(name, 3, data=rows(4, 1))).offset == 4
+    taken = RecordingReader(node0 / "recording" / landed).rows()
+    assert taken["sequence"].tolist() == [1, 2, 3, 4]
 
 
-def steps_of(path: Path) -> list[int]:
-    """Sequence numbers that a reader sees."""
-    from traceml.recording.reader import RecordingReader
-
-    return [int(n) for n in RecordingReader(path).rows()["sequence"]]
-
-
-def test_claims_for_another_node(
+def test_key_decides_which_node_speaks(
     serve: Serve, intrude: Callable[..., Intruder], node0: Path, tmp_path: Path
 ) -> None:
-    """The key decides which node speaks: who claims to be another one reaches nothing."""
+    """The same name sent by two nodes lands in two files: nobody writes into another node's."""
     server = serve()
-    peer = intrude(server, RUN_KEY.client(1))
-    assert peer.hello(node_rank=2).status is Status.REFUSED
-    assert peer.ask(Open, name="rank-1.42.steps", head=b"").status is Status.UNKNOWN
-    peer.hello(node_rank=1)
-    peer.ask(Open, name="rank-1.42.steps", head=a_head(1, tmp_path))
-    assert set(files(node0)) == {"rank-1.node1.42.steps"}
+    for node_rank in (1, 2):
+        peer = intrude(server, RUN_KEY.client(node_rank))
+        assert peer.ask(Piece("rank-1.42.steps", head=a_head(1, tmp_path / str(node_rank)))).offset == 0
+        assert peer.ask(Piece("rank-1.42.steps", 0, data=rows(1, node_rank))).offset == node_rank
+    assert set(files(node0)) == {"rank-1.node1.42.steps", "rank-1.node2.42.steps"}
+    assert sorted(server.nodes) == [1, 2]
 
 
 def test_header_that_contradicts_the_name(
@@ -287,36 +272,36 @@ def test_header_that_contradicts_the_name(
     """A recording with a damaged header or one of another rank is not made."""
     server = serve()
     peer = intrude(server, RUN_KEY.client(1))
-    peer.hello()
     sound = a_head(1, tmp_path)
     for head in (b"", sound[:-1], bytes(4096), b"\0" + sound[1:], a_head(2, tmp_path)):
-        assert peer.ask(Open, name="rank-1.42.steps", head=head).status is Status.REFUSED
+        assert peer.ask(Piece("rank-1.42.steps", head=head)).status is Status.REFUSED
     assert files(node0) == {}
 
 
 def test_quotas(serve: Serve, intrude: Callable[..., Intruder], node0: Path, tmp_path: Path) -> None:
     """A node has a number of files and bytes on node 0's disk, and not one more."""
-    limits = Limits(files=3, node_bytes=600_000, lines_bytes=1000)
+    limits = Limits(files=4, node_bytes=600_000, lines_bytes=1000)
     server = serve(limits=limits)
     peer = intrude(server, RUN_KEY.client(1))
-    peer.hello()
     lines = "rank-1.42.events.jsonl"
-    peer.ask(Open, name=lines)
-    assert peer.ask(Put, name=lines, offset=0, data=b"x" * 999 + b"\n").offset == 1000
-    assert peer.ask(Put, name=lines, offset=1000, data=b"\n").status is Status.REFUSED
+    peer.ask(Piece(lines))
+    assert peer.ask(Piece(lines, 0, data=b"x" * 999 + b"\n")).offset == 1000
+    assert peer.ask(Piece(lines, 1000, data=b"\n")).status is Status.REFUSED
+    assert peer.ask(Piece("seen-torch")).status is Status.OK
+    assert peer.ask(Piece("seen-torch", 0, data=b"x")).status is Status.REFUSED
     head = a_head(1, tmp_path)
-    assert peer.ask(Open, name="rank-1.1.steps", head=head).status is Status.OK
-    assert peer.ask(Open, name="rank-1.2.steps", head=head).status is Status.OK
-    assert peer.ask(Open, name="rank-1.3.steps", head=head).status is Status.REFUSED
-    first = 1
-    taken = True
-    while taken:
-        answer = peer.ask(Put, name="rank-1.1.steps", offset=first - 1, data=rows(first, 8000))
-        taken, first = answer.status is Status.OK, answer.offset + 1
+    opened = [peer.ask(Piece(f"rank-1.{pid}.steps", head=head)).status for pid in range(3)]
+    assert opened == [Status.OK, Status.OK, Status.REFUSED]
+    assert peer.ask(Piece("seen-numpy")).status is Status.REFUSED
+    taken = state = peer.ask(Piece("rank-1.0.steps", 0, data=rows(1, 8000)))
+    while state.status is Status.OK:
+        taken, state = (
+            state,
+            peer.ask(Piece("rank-1.0.steps", state.offset, data=rows(state.offset + 1, 8000))),
+        )
+    assert state.status is Status.REFUSED
+    assert taken.offset == 16_000
     assert sum(len(data) for data in files(node0).values()) <= limits.node_bytes
-    assert peer.ask(Whole, name="manifest.json", data=b"{}").status is Status.REFUSED
-    assert [peer.ask(Whole, name=f"seen-{i}", data=b"").status for i in range(80)].count(Status.OK) == 64
-    assert peer.ask(Whole, name="seen-torch", data=b"x").status is Status.REFUSED
 
 
 def test_live_area_is_all_that_live_reaches(
@@ -325,13 +310,29 @@ def test_live_area_is_all_that_live_reaches(
     """A live update changes the live half of the header and nothing before or after it."""
     server = serve()
     peer = intrude(server, RUN_KEY.client(1))
-    peer.hello()
     name, path = "rank-1.42.steps", node0 / "recording" / "rank-1.node1.42.steps"
-    peer.ask(Open, name=name, head=a_head(1, tmp_path))
-    peer.ask(Put, name=name, offset=0, data=rows(1, 3))
+    peer.ask(Piece(name, head=a_head(1, tmp_path)))
+    peer.ask(Piece(name, 0, data=rows(1, 3)))
     before = path.read_bytes()
-    assert peer.ask(Live, name=name, data=b"\xff" * 4096).status is Status.OK
+    assert peer.ask(Piece(name, 3, live=b"\xff" * 4096)).status is Status.OK
     after = path.read_bytes()
     assert after[:4096] == before[:4096]
     assert after[8192:] == before[8192:]
     assert after[4096:8192] == b"\xff" * 4096
+    peer.ask(Piece("rank-1.42.events.jsonl"))
+    assert peer.ask(Piece("rank-1.42.events.jsonl", 0, live=b"x")).status is Status.REFUSED
+
+
+def test_late_question_undoes_nothing(
+    serve: Serve, intrude: Callable[..., Intruder], node0: Path, tmp_path: Path
+) -> None:
+    """A question that was held up on an old connection does not change the live half."""
+    server = serve()
+    now, held_up = intrude(server, RUN_KEY.client(1)), intrude(server, RUN_KEY.client(1))
+    name, path = "rank-1.42.steps", node0 / "recording" / "rank-1.node1.42.steps"
+    now.number = 100
+    now.ask(Piece(name, head=a_head(1, tmp_path)))
+    now.ask(Piece(name, 0, live=b"new"))
+    answer = held_up.question(Piece(name, 0, live=b"old"))
+    assert (answer.states, answer.newest) == ([], 102)
+    assert path.read_bytes()[4096:8192] == b"new".ljust(4096, b"\0")

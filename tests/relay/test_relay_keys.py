@@ -8,20 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from traceml.collect.relay.address import (
-    endpoints,
-    parse_address,
+from traceml.monitor.relay.address import (
     publish,
     read_published,
     withdraw,
 )
-from traceml.collect.relay.keys import KEY_FILE, KeyProblem, RunKey, create_key, find_key
+from traceml.monitor.relay.keys import KEY_FILE, KeyProblem, RunKey, create_key, find_key
 
 SECRET = "a secret that is long enough"
+HOSTILE = '{"schema": "traceml.relay/2", "hosts": ["a/b;c"], "port": 1, "public_key": ""}'
 
 
 def test_key_file_is_made_once_and_for_the_owner_only(tmp_path: Path) -> None:
-    """Whoever comes first makes the key file, mode 0600; everybody gets the same key; no litter."""
+    """The first to come makes the key file, mode 0600; all get the same key; no other file stays."""
     found: list[bytes] = []
     makers = [
         threading.Thread(target=lambda: found.append(create_key(tmp_path, {}).server().public))
@@ -45,8 +44,8 @@ def test_variable_wins_and_writes_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pairs_are_told_apart_and_repeat() -> None:
-    """Every node has a pair of its own, the same on every host, another for another secret."""
+def test_each_node_has_its_own_pair() -> None:
+    """Every node has its own pair: the same on every host, and a different one for a different secret."""
     key, other = RunKey(SECRET.encode()), RunKey(b"another secret of this length")
     pairs = [key.server(), key.client(1), key.client(2), other.server(), other.client(1)]
     assert len({p.public for p in pairs}) == len({p.secret for p in pairs}) == 5
@@ -54,14 +53,14 @@ def test_pairs_are_told_apart_and_repeat() -> None:
 
 
 @pytest.mark.parametrize("secret", ["", "short", "x" * 5000])
-def test_useless_secrets(secret: str) -> None:
-    """A key that is too short or too long is one clear line."""
+def test_secrets_of_unusable_length(secret: str) -> None:
+    """A key that is too short or too long is refused with its length."""
     with pytest.raises(KeyProblem, match="bytes"):
         RunKey(secret.encode())
 
 
 def test_key_that_others_may_read(tmp_path: Path) -> None:
-    """A key file that is open to others, or no plain file, is not used."""
+    """A key file that others may read, or that is a link, is not used."""
     create_key(tmp_path, {})
     (tmp_path / KEY_FILE).chmod(0o644)
     with pytest.raises(KeyProblem, match="0600"):
@@ -74,25 +73,16 @@ def test_key_that_others_may_read(tmp_path: Path) -> None:
 
 
 def test_published_address(tmp_path: Path) -> None:
-    """What node 0 publishes is found, tried in order, and taken back; other content is nothing."""
+    """What node 0 publishes is found, tried in order, and withdrawn; invalid content is ignored."""
     public = RunKey(SECRET.encode()).server().public
     publish(tmp_path, "head.example", 4000, public)
     found = read_published(tmp_path)
     assert found is not None
-    assert endpoints(found)[0] == "tcp://head.example:4000"
+    assert found.endpoints()[0] == "tcp://head.example:4000"
     withdraw(tmp_path, 4001)
     assert read_published(tmp_path) is not None
     withdraw(tmp_path, 4000)
     assert read_published(tmp_path) is None
-    for text in ("", "[]", "{}", '{"schema": "traceml.relay/1", "hosts": [1], "port": 1}'):
+    for text in ("", "[]", "{}", '{"schema": "traceml.relay/2", "hosts": [1], "port": 1}', HOSTILE):
         (tmp_path / "relay.json").write_text(text)
         assert read_published(tmp_path) is None
-
-
-def test_given_address() -> None:
-    """host:port, with brackets for IPv6."""
-    assert parse_address("a.b:5") == ("a.b", 5)
-    assert parse_address("[fd00::2]:5") == ("fd00::2", 5)
-    for text in ("", "a", "a:", ":5", "a:0", "a:65536", "a/b:5", "tcp://a:5"):
-        with pytest.raises(ValueError, match="host:port"):
-            parse_address(text)

@@ -1,4 +1,4 @@
-"""The relay between two ends that nobody disturbs."""
+"""The relay between two ends, undisturbed."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from relay_nodes import DEADLINE_S, Rank, make_run, pump_both, steps, until
 
-from traceml.collect.relay.background import BackgroundRelay
-from traceml.collect.relay.client import RelayClient
-from traceml.collect.relay.keys import create_key
-from traceml.collect.relay.server import RelayServer
-from traceml.collect.tail import Tail, read_events
-from traceml.recording.format import STATE_CLOSED
+from traceml.monitor.relay.background import Relay as RelayThread
+from traceml.monitor.relay.client import RelayClient
+from traceml.monitor.relay.protocol import Limits
+from traceml.monitor.relay.server import RelayServer
+from traceml.monitor.this_node import ThisNode
+from traceml.recording.events import read_events
+from traceml.recording.layout import STATE_CLOSED
 from traceml.recording.reader import RecordingReader
+from traceml.recording.tail import Tail
 from traceml.recording.writer import RecordingWriter
 
 Serve = Callable[..., RelayServer]
@@ -44,7 +47,7 @@ def test_rows_arrive_in_order_while_they_are_written(
 
 
 def test_everything_of_a_rank_arrives(serve: Serve, relay: Relay, node0: Path, node1: Path) -> None:
-    """Events, device rows, gauges, live state, names, marks and the manifest travel, too."""
+    """Events, device rows, gauges, live state, names and marks travel too; nothing else does."""
     server, client = serve(), relay()
     rank, device = Rank(node1, 5), Rank(node1, 5, ending="device")
     gauges = RecordingWriter(
@@ -57,7 +60,6 @@ def test_everything_of_a_rank_arrives(serve: Serve, relay: Relay, node0: Path, n
     rank.writer.set_name(0, "augment")
     rank.writer.close()
     (node1 / "recording" / "seen-torch").touch()
-    (node1 / "manifest.json").write_text('{"name": "a"}')
     (node1 / "recording" / "request-1").write_text("stays")
     landed = node0 / "recording"
 
@@ -66,7 +68,6 @@ def test_everything_of_a_rank_arrives(serve: Serve, relay: Relay, node0: Path, n
         return path.exists() and RecordingReader(path).live()[1] == STATE_CLOSED
 
     until(all_there, pump_both(server, client))
-    until(lambda: (landed / "manifest.node1.json").exists(), pump_both(server, client))
     until(lambda: (landed / "seen-torch").exists(), pump_both(server, client))
     until(lambda: (landed / "rank-5.node1.42.events.jsonl").exists(), pump_both(server, client))
     until(lambda: bool(read_events(landed / "rank-5.node1.42.events.jsonl")), pump_both(server, client))
@@ -75,6 +76,7 @@ def test_everything_of_a_rank_arrives(serve: Serve, relay: Relay, node0: Path, n
     assert Tail(node0).read().seen == {"torch"}
     assert RecordingReader(landed / "system.node1.gauges").rows()["time_ns"].tolist() == [77]
     assert not list(landed.glob("request-*"))
+    assert (landed / "seen-torch").read_bytes() == b""
 
 
 def test_landed_bytes_are_those_of_the_node(serve: Serve, relay: Relay, node0: Path, node1: Path) -> None:
@@ -107,16 +109,32 @@ def test_same_rank_and_process_id_on_two_nodes(
     assert steps(node0, local.name) == [0]
 
 
-def test_close_delivers_the_rest(node0: Path, node1: Path, serve: Serve, relay: Relay) -> None:
-    """Rows of the last moment still arrive, and both ends know that all is there."""
-    server, client = BackgroundRelay(serve()), BackgroundRelay(relay())
-    rank = Rank(node1, 1)
-    rank.append(4000)
+def this_node(index: int, run_name: str) -> ThisNode:
+    """One of two nodes with a shared folder."""
+    return ThisNode(index, 2, run_name, None, 0, None)
+
+
+def test_close_delivers_the_rest(tmp_path: Path) -> None:
+    """The monitor's own relay: rows of the last moment arrive, node 0 waits for them and misses nothing."""
+    run_dirs = [make_run(tmp_path / name) for name in ("r", "r.node1")]
+    ends = [RelayThread(this_node(i, "r"), run_dir, {}) for i, run_dir in enumerate(run_dirs)]
+    rank = Rank(run_dirs[1], 1)
+    until(lambda: bool(list(run_dirs[0].glob("recording/rank-1.node1.*"))))
+    ending = ThreadPoolExecutor().submit(ends[0].close)
+    rank.append(40_000)
     rank.writer.close()
-    assert client.close(30)
-    assert server.close(30)
-    assert steps(node0, "rank-1.node1.42.steps") == list(range(4000))
-    assert not (node0 / "relay.json").exists()
+    assert ends[1].close() == []
+    assert ending.result(DEADLINE_S) == []
+    assert ends[1].safe_rows(rank.name) == 40_000
+    assert steps(run_dirs[0], "rank-1.node1.42.steps") == list(range(40_000))
+    assert not (run_dirs[0] / "relay.json").exists()
+
+
+def test_node0_says_what_is_missing(tmp_path: Path) -> None:
+    """A node that never came is named in node 0's notes, with the command that adds its rows."""
+    run_dir = make_run(tmp_path / "r")
+    (note,) = RelayThread(this_node(0, "r"), run_dir, {}).close()
+    assert note.startswith("Nothing came from node 1: `traceml view --merge`")
 
 
 def test_server_waits_for_a_node_that_is_still_sending(
@@ -125,7 +143,7 @@ def test_server_waits_for_a_node_that_is_still_sending(
     """Node 0's end of the run waits until another node has said that it is done."""
     server, client = serve(), relay()
     rank = Rank(node1, 1)
-    until(lambda: bool(server.nodes()), pump_both(server, client))
+    until(lambda: bool(server.nodes), pump_both(server, client))
     ended = threading.Thread(target=server.close, args=(30,))
     ended.start()
     rank.append(2000)
@@ -133,14 +151,14 @@ def test_server_waits_for_a_node_that_is_still_sending(
     assert ended.is_alive()
     assert client.close(30)
     ended.join(30)
-    assert server.nodes()[1].complete
+    assert server.nodes[1].complete
 
 
 def test_node0_unreachable(
     relay: Relay, node1: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without node 0 nothing raises or waits, one line says so once, and the rows stay on disk."""
-    monkeypatch.setattr("traceml.collect.relay.client.SAY_AFTER_S", 0.05)
+    monkeypatch.setattr("traceml.monitor.relay.client.SAY_AFTER_S", 0.05)
     monkeypatch.setattr("traceml.errors._said", set())
     client = relay(address="127.0.0.1:9")
     rank = Rank(node1, 1)
@@ -161,14 +179,14 @@ def test_client_may_start_first(serve: Serve, relay: Relay, node0: Path, node1: 
     rank = Rank(node1, 1)
     rank.append(10)
     client.pump(0.05)
-    server = RelayServer(node0, create_key(node0, {}), 2)
+    server = RelayServer(this_node(0, node0.name), node0, {}, Limits())
     until(lambda: len(steps(node0, "rank-1.node1.42.steps")) >= 10, pump_both(server, client))
     server.close(0)
     assert steps(node0, "rank-1.node1.42.steps") == list(range(10))
 
 
 def test_close_after_node0_has_ended(serve: Serve, relay: Relay, node1: Path) -> None:
-    """A node that ends after node 0 does not wait for it in vain."""
+    """A node that ends after node 0 does not use up its time waiting for it."""
     server, client = serve(), relay()
     until(lambda: client.connected, pump_both(server, client))
     server.close(0)
@@ -177,3 +195,44 @@ def test_close_after_node0_has_ended(serve: Serve, relay: Relay, node1: Path) ->
     began = time.monotonic()
     assert not client.close(DEADLINE_S)
     assert time.monotonic() - began < DEADLINE_S / 2
+
+
+def test_node_without_news_is_still_heard(
+    serve: Serve, relay: Relay, node1: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node with nothing to send shows that it is there, so that node 0 waits for it at the end."""
+    monkeypatch.setattr("traceml.monitor.relay.client.SHOW_UP_EVERY_S", 0.1)
+    server, client = serve(), relay()
+    work = pump_both(server, client)
+    until(lambda: client.connected, work)
+    first = server.nodes[1].heard_at_s
+    until(lambda: server.nodes[1].heard_at_s > first + 0.3, work)
+
+
+def test_full_disk_on_node0_is_waited_out(
+    serve: Serve,
+    relay: Relay,
+    node0: Path,
+    node1: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While node 0's disk is full the rows stay on their node, which is said once; later they arrive."""
+    monkeypatch.setattr("traceml.monitor.relay.client.LATER_S", 0.1)
+    monkeypatch.setattr("traceml.errors._said", set())
+    server, client = serve(limits=Limits(keep_free_bytes=2**60)), relay()
+    rank = Rank(node1, 1)
+    rank.append(1000)
+    heard: set[float] = set()
+
+    def work() -> None:
+        pump_both(server, client)()
+        heard.update(node.heard_at_s for node in server.nodes.values())
+
+    until(lambda: len(heard) > 3, work)
+    assert capsys.readouterr().err.count("disk is nearly full") == 1
+    assert list((node0 / "recording").iterdir()) == []
+    server.close(0)
+    server = serve()
+    until(lambda: steps(node0, "rank-1.node1.42.steps") == list(range(1000)), work)
+    assert client.given_up == {}

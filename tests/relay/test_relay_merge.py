@@ -6,11 +6,12 @@ from pathlib import Path
 
 from relay_nodes import Rank, steps
 
-from traceml.collect.relay.merge import merge_node_folder
-from traceml.collect.relay.protocol import Limits
-from traceml.collect.relay.store import NodeStore
-from traceml.collect.tail import Tail, read_events
-from traceml.recording.format import LIVE_OFFSET
+from traceml.monitor.relay.merge import merge_node_folder
+from traceml.monitor.relay.protocol import Limits
+from traceml.monitor.relay.store import NodeStore
+from traceml.recording.events import read_events
+from traceml.recording.layout import LIVE_OFFSET
+from traceml.recording.tail import Tail
 from traceml.recording.writer import RecordingWriter
 
 LANDED = "rank-7.node3.42.steps"
@@ -33,7 +34,7 @@ def test_merge_completes_what_the_relay_began(node0: Path, node1: Path) -> None:
     assert steps(node0, LANDED) == list(range(20_000))
     assert merge_node_folder(node1, node0, 3).new_bytes == 0
     landed = node0 / "recording" / LANDED.replace(".steps", ".events.jsonl")
-    assert [event["kind"] for event in read_events(landed)] == ["end"]
+    assert [event.kind for event in read_events(landed)] == ["end"]
     assert Tail(node0).read().seen == {"torch"}
 
 

@@ -1,83 +1,95 @@
-"""The sending side's bookkeeping, without a network."""
+"""The sending side without a network: how much it asks, and for which files."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from relay_nodes import Rank
+import pytest
+from relay_nodes import Rank, steps
 
-from traceml.collect.relay.outbox import LATER_S, Outbox
-from traceml.collect.relay.protocol import Answer, AnyRequest, Open, Put, Status
-from traceml.collect.relay.store import check_before
-
-
-def answer(request: AnyRequest, status: Status, offset: int = 0, check: bytes = b"") -> Answer:
-    """What node 0 says to this."""
-    return Answer(
-        client=request.client,
-        connection=request.connection,
-        ticket=request.ticket,
-        status=status,
-        offset=offset,
-        check=check,
-    )
+from traceml.monitor.relay.outbox import Outbox
+from traceml.monitor.relay.protocol import FRAME_BYTES, MESSAGE_BYTES, Limits, Question, encode
+from traceml.monitor.relay.store import NodeStore
+from traceml.recording.reader import RecordingReader
 
 
-def opened(node1: Path, rows: int, window_bytes: int) -> tuple[Outbox, Rank]:
-    """An outbox whose one file node 0 knows and has nothing of."""
-    rank = Rank(node1, 0)
-    rank.append(rows)
-    outbox = Outbox(node1, client=1, window_bytes=window_bytes)
-    outbox.look()
-    (first,) = outbox.messages(0.0)
-    assert isinstance(first, Open)
-    check = check_before(Path(rank.writer.path), 32, 0)
-    outbox.take(answer(first, Status.OK, 0, check), 0.0)
-    return outbox, rank
+def ask(outbox: Outbox, store: NodeStore, most_bytes: int = FRAME_BYTES) -> Question:
+    """One question and its answer."""
+    question = outbox.question(most_bytes)
+    outbox.take(store.answer(question))
+    return question
 
 
-def test_window_bounds_what_is_under_way(node1: Path) -> None:
-    """However long the backlog, no more than the window is sent without an answer."""
-    outbox, _ = opened(node1, 50_000, window_bytes=100_000)
-    puts = [m for m in outbox.messages(0.0) if isinstance(m, Put)]
-    assert 100_000 - 32 <= sum(len(p.data) for p in puts) <= 100_000 + 4096
-    assert list(outbox.messages(0.0)) == []
-    outbox.take(answer(puts[0], Status.OK, len(puts[0].data) // 32), 0.0)
-    assert outbox.has_room
-
-
-def test_a_full_disk_on_node0_is_waited_out(node1: Path) -> None:
-    """Told to come later, the file is asked for again; answers from before do not confuse it."""
-    outbox, rank = opened(node1, 6000, window_bytes=150_000)
-    sending = outbox.messages(0.0)
-    puts = [next(sending) for _ in range(1)]
-    rank.append(1)
-    puts += [m for m in outbox.messages(0.0) if isinstance(m, Put)]
-    assert len(puts) == 2
-    outbox.take(answer(puts[0], Status.LATER), 1.0)
-    outbox.take(answer(puts[1], Status.OK, 0), 1.0)
+def test_a_question_is_bounded(node0: Path, node1: Path) -> None:
+    """However long the backlog and however many files, a question fits into one frame."""
+    for number in range(200):
+        rank = Rank(node1, number)
+        rank.append(300 if number else 50_000)
+        rank.writer.set_name(60, "x")  # a long live half
+        rank.event("e" * 300_000)
+    outbox, store = Outbox(node1), NodeStore(node0 / "recording", 1, Limits())
+    asked = 0
+    while not outbox.is_empty():
+        assert len(encode(ask(outbox, store))) <= MESSAGE_BYTES
+        asked += 1
+    assert asked > 10
     assert not outbox.given_up
-    assert list(outbox.messages(1.0)) == []
-    (again,) = outbox.messages(1.0 + LATER_S)
-    assert isinstance(again, Open)
+    assert steps(node0, "rank-0.node1.42.steps") == list(range(50_000))
+    for number in range(200):
+        copy = node0 / "recording" / f"rank-{number}.node1.42.events.jsonl"
+        assert copy.stat().st_size == 300_001
 
 
-def test_files_take_turns(node1: Path) -> None:
+def test_files_take_turns(node0: Path, node1: Path) -> None:
     """A long backlog of one rank does not keep another rank's rows waiting."""
-    outbox, _ = opened(node1, 100_000, window_bytes=300_000)
-    late = Rank(node1, 1)
-    late.append(5)
-    outbox.look()
-    names = {m.name for m in outbox.messages(0.0) if isinstance(m, Open | Put)}
-    assert late.name in names
+    long, late = Rank(node1, 0), Rank(node1, 1)
+    long.append(100_000)
+    outbox, store = Outbox(node1), NodeStore(node0 / "recording", 1, Limits())
+    for _ in range(2):
+        ask(outbox, store, 10_000)
+    for count in range(1, 6):
+        late.append(1)
+        for _ in range(2):
+            ask(outbox, store, 10_000)
+        assert outbox.acknowledged(late.name) == count
+    assert outbox.acknowledged(long.name) < 100_000
 
 
-def test_a_file_that_vanishes(node1: Path) -> None:
+def test_a_file_that_vanishes(node0: Path, node1: Path) -> None:
     """A file that is removed under the relay is given up with a reason; the rest goes on."""
-    outbox, rank = opened(node1, 10, window_bytes=300_000)
-    other = Rank(node1, 1)
-    Path(rank.writer.path).unlink()
-    outbox.look()
-    assert not outbox.all_there()
-    assert [m.name for m in outbox.messages(0.0) if isinstance(m, Open)] == [other.name]
-    assert list(outbox.given_up) == [rank.name]
+    gone, other = Rank(node1, 0), Rank(node1, 1)
+    gone.append(10)
+    outbox, store = Outbox(node1), NodeStore(node0 / "recording", 1, Limits())
+    ask(outbox, store)
+    Path(gone.writer.path).unlink()
+    other.append(10)
+    while not outbox.is_empty():
+        ask(outbox, store)
+    assert list(outbox.given_up) == [gone.name]
+    assert steps(node0, "rank-1.node1.42.steps") == list(range(10))
+
+
+def test_late_question_after_the_clock_was_set_back(
+    node0: Path, node1: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A late question of a killed monitor with a faster clock does harm only until the next answer."""
+    rank = Rank(node1, 0)
+    store = NodeStore(node0 / "recording", 1, Limits())
+    monkeypatch.setattr("time.time_ns", lambda: 1000)
+    killed = Outbox(node1)
+    ask(killed, store)
+    rank.writer.set_name(0, "old")
+    held_up = [killed.question() for _ in range(50)][-1]
+    monkeypatch.setattr("time.time_ns", lambda: 900)
+    rank.writer.set_name(0, "new")
+    outbox = Outbox(node1)
+    while not outbox.is_empty():
+        ask(outbox, store)
+    landed = RecordingReader(node0 / "recording" / "rank-0.node1.42.steps")
+    assert landed.user_names(1) == ["new"]
+    store.answer(held_up)
+    assert landed.user_names(1) == ["old"]
+    ask(outbox, store)
+    while not outbox.is_empty():
+        ask(outbox, store)
+    assert landed.user_names(1) == ["new"]

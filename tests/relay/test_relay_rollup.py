@@ -1,4 +1,4 @@
-"""Old steps are rolled up on the other nodes, too, once node 0 has them: no row is lost by it."""
+"""Old steps are rolled up on the other nodes too, once node 0 has them; no row is lost."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from relay_nodes import pump_both, until
 from tests.scale.rolled import ROW_BYTES, LongRank, check_totals, read_one
 
-from traceml.collect.relay.client import RelayClient
-from traceml.collect.relay.merge import merge_node_folder
-from traceml.collect.relay.protocol import Limits
-from traceml.collect.relay.server import RelayServer
-from traceml.collect.relay.store import NodeStore
-from traceml.collect.rollup import Roller, rolled_up_rows
-from traceml.recording import format as fmt
+from traceml.monitor.relay.client import RelayClient
+from traceml.monitor.relay.merge import merge_node_folder
+from traceml.monitor.relay.protocol import Limits
+from traceml.monitor.relay.server import RelayServer
+from traceml.monitor.relay.store import NodeStore
+from traceml.recording import layout
+from traceml.recording.rollup import Roller, rolled_up_rows
 
 KEEP = 2_000
 LANDED = "rank-0.node1.7.steps"
@@ -24,7 +24,7 @@ Relay = Callable[..., RelayClient]
 
 
 def test_only_what_node_0_has_is_rolled_up(tmp_path: Path) -> None:
-    """Rows that are not acknowledged stay, however many there are."""
+    """Rows that node 0 has not acknowledged stay, however many there are."""
     rank = LongRank(tmp_path)
     rank.append(20_000)
     acknowledged = 0
@@ -40,7 +40,7 @@ def test_only_what_node_0_has_is_rolled_up(tmp_path: Path) -> None:
 def test_a_long_run_stays_small_on_its_node_and_whole_on_node_0(
     serve: Serve, relay: Relay, node0: Path, node1: Path
 ) -> None:
-    """Relay and roller beside each other, the relay's end replaced in between: every row arrives once."""
+    """With the roller beside the relay, and the client replaced halfway, every row arrives once."""
     server, client = serve(), relay()
     rank = LongRank(node1)
     most = 0
@@ -63,13 +63,13 @@ def test_a_long_run_stays_small_on_its_node_and_whole_on_node_0(
 
 
 def test_merge_brings_the_rest_of_a_rolled_up_recording(node0: Path, node1: Path) -> None:
-    """The relay carried a part and that was rolled up here; the merge adds what is missing there."""
+    """If the relay carried a part, and that was rolled up here, the merge adds the rest."""
     rank = LongRank(node1)
     rank.append(12_000)
     data = rank.path.read_bytes()
     store = NodeStore(node0 / "recording", 1, Limits())
-    store.open(rank.name, data[: fmt.LIVE_OFFSET])
-    store.append(rank.name, 0, data[fmt.HEADER_SIZE :][: 9_000 * ROW_BYTES])
+    store.open(rank.name, data[: layout.LIVE_OFFSET])
+    store.append(rank.name, 0, data[layout.HEADER_SIZE :][: 9_000 * ROW_BYTES])
     Roller(node1, KEEP, every_s=0, safe_rows=lambda name: 9_000).maybe_roll(0.0)
     assert rolled_up_rows(rank.path) == 7_000
     merged = merge_node_folder(node1, node0, 1)
@@ -78,8 +78,8 @@ def test_merge_brings_the_rest_of_a_rolled_up_recording(node0: Path, node1: Path
     check_totals(read_one(node0), rank)
 
 
-def test_a_node_0_that_lost_its_disk_is_told_what_it_cannot_have(node0: Path, node1: Path) -> None:
-    """Rolled-up rows cannot be sent again: that is said, and this node's own totals stay exact."""
+def test_rolled_up_rows_that_node_0_lost_are_reported(node0: Path, node1: Path) -> None:
+    """Rolled-up rows cannot be sent again: that is reported, and this node's own totals stay exact."""
     rank = LongRank(node1)
     rank.append(12_000)
     Roller(node1, KEEP, every_s=0, safe_rows=lambda name: 12_000).maybe_roll(0.0)
@@ -97,10 +97,10 @@ def test_the_limit_of_a_node_counts_what_its_files_take(node0: Path, tmp_path: P
     source.append(30_000)
     data = source.path.read_bytes()
     store = NodeStore(node0 / "recording", 1, Limits(node_bytes=16_000 * ROW_BYTES))
-    store.open(source.name, data[: fmt.LIVE_OFFSET])
+    store.open(source.name, data[: layout.LIVE_OFFSET])
     roller = Roller(node0, KEEP, every_s=0)
     for begin in range(0, 30_000, 3_000):
-        rows = data[fmt.HEADER_SIZE + begin * ROW_BYTES :][: 3_000 * ROW_BYTES]
+        rows = data[layout.HEADER_SIZE + begin * ROW_BYTES :][: 3_000 * ROW_BYTES]
         assert store.append(source.name, begin, rows) == begin + 3_000
         roller.maybe_roll(float(begin))
     check_totals(read_one(node0), source)

@@ -1,4 +1,4 @@
-"""Node 0's disk: prefixes only, nothing half made, and room is left."""
+"""Node 0's disk: prefixes only, no unfinished files, and room is left."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from relay_nodes import COLUMNS, Rank, make_run, steps
 
-from traceml.collect.relay.inbox import Inbox
-from traceml.collect.relay.protocol import PROTOCOL, Answer, Hello, Limits, Open, Put, Status
-from traceml.collect.relay.store import TEMPORARY, NodeStore
-from traceml.recording import format as fmt
+from traceml.monitor.relay.protocol import Limits, Piece, Status
+from traceml.monitor.relay.store import NodeStore
+from traceml.recording import layout
 from traceml.recording.reader import RecordingReader
 
 NAME, LANDED = "rank-4.42.steps", "rank-4.node1.42.steps"
@@ -25,8 +24,8 @@ def a_recording(place: Path, count: int) -> tuple[bytes, bytes]:
     rank = Rank(make_run(place), 4)
     rank.append(count)
     data = Path(rank.writer.path).read_bytes()
-    size = fmt.padded_row_size(fmt.row_struct(COLUMNS).size)
-    return data[: fmt.LIVE_OFFSET], data[fmt.HEADER_SIZE : fmt.HEADER_SIZE + count * size]
+    size = layout.padded_row_size(layout.row_struct(COLUMNS).size)
+    return data[: layout.LIVE_OFFSET], data[layout.HEADER_SIZE : layout.HEADER_SIZE + count * size]
 
 
 def test_a_reader_never_sees_a_torn_row(node0: Path, tmp_path: Path) -> None:
@@ -55,73 +54,91 @@ def test_a_reader_never_sees_a_torn_row(node0: Path, tmp_path: Path) -> None:
 
 
 def test_a_write_that_stops_half_way(node0: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that fails in the middle of rows leaves a prefix; the same rows are taken again."""
+    """A disk that fails in the middle of a write leaves a prefix; the rest is taken later, nothing twice."""
     head, rows = a_recording(tmp_path / "source", 100)
-    inbox = Inbox(node0 / "recording", Limits(), lambda: 0.0)
-    inbox.handle(1, Hello(client=1, connection=1, protocol=PROTOCOL, node_rank=1))
-    inbox.handle(1, Open(client=1, connection=1, name=NAME, head=head))
-    put = Put(client=1, connection=1, name=NAME, offset=0, data=rows)
+    lines = b"a line\n" * 400
+    store = NodeStore(node0 / "recording", 1, Limits())
     write = os.pwrite
-    for good_bytes in (0, 40, 1000, 3200, 3240, 4000):
-        left = [good_bytes]
+    seen: list[int] = []
+    for name, first, data, unit in ((NAME, head, rows, 32), ("rank-4.42.events.jsonl", b"", lines, 1)):
+        offset = store.take(Piece(name, head=first)).offset
+        for good_bytes in (0, 40, 1000, 3200, 3240, 3500, 40):
+            left = [good_bytes]
 
-        def tight(fd: int, data: memoryview, offset: int, left: list[int] = left) -> int:
-            if not left[0]:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            taken = min(left[0], len(data))
-            left[0] -= taken
-            return write(fd, data[:taken], offset)
+            def tight(fd: int, data: memoryview, offset: int, left: list[int] = left) -> int:
+                if not left[0]:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                taken = min(left[0], len(data))
+                left[0] -= taken
+                return write(fd, data[:taken], offset)
 
-        monkeypatch.setattr(os, "pwrite", tight)
-        assert inbox.handle(1, put).status is Status.LATER
-        monkeypatch.setattr(os, "pwrite", write)
-        seen = steps(node0, LANDED)
-        assert seen == list(range(len(seen)))
-    assert inbox.handle(1, put).offset == 100
+            monkeypatch.setattr(os, "pwrite", tight)
+            state = store.take(Piece(name, offset, data=data[offset * unit :]))
+            monkeypatch.setattr(os, "pwrite", write)
+            assert state.status is Status.LATER or good_bytes > len(data[offset * unit :])
+            before, seen = seen, steps(node0, LANDED)
+            assert seen == list(range(len(seen)))
+            assert len(seen) >= len(before), "rows that readers saw are gone"
+            offset = store.take(Piece(name, head=first)).offset
+        assert store.take(Piece(name, offset, data=data[offset * unit :])).offset == len(data) // unit
     assert steps(node0, LANDED) == list(range(100))
+    assert (node0 / "recording" / "rank-4.node1.42.events.jsonl").read_bytes() == lines
 
 
 def test_room_is_left_on_the_disk(node0: Path, tmp_path: Path) -> None:
     """When node 0's disk is nearly full, nothing is stored and the node is asked to try later."""
-    head, _ = a_recording(tmp_path / "source", 1)
-    inbox = Inbox(node0 / "recording", Limits(keep_free_bytes=2**60), lambda: 0.0)
-    inbox.handle(1, Hello(client=1, connection=1, protocol=PROTOCOL, node_rank=1))
-    answer = inbox.handle(1, Open(client=1, connection=1, name=NAME, head=head))
-    assert answer.status is Status.LATER
-    assert list((node0 / "recording").iterdir()) == []
+    head, rows = a_recording(tmp_path / "source", 10)
+    roomy = NodeStore(node0 / "recording", 1, Limits())
+    roomy.open(NAME, head)
+    before = {p.name: p.read_bytes() for p in (node0 / "recording").iterdir()}
+    store = NodeStore(node0 / "recording", 1, Limits(keep_free_bytes=2**60))
+    assert store.take(Piece(NAME, head=head)).status is Status.OK
+    for piece in (Piece(NAME, 0, data=rows), Piece("rank-4.43.steps", head=head), Piece("seen-torch")):
+        assert store.take(piece).status is Status.LATER
+    assert {p.name: p.read_bytes() for p in (node0 / "recording").iterdir()} == before
 
 
-def test_leftovers_of_a_killed_node0_go(node0: Path) -> None:
+def test_leftovers_of_a_killed_node0_go(node0: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recording that was being made when node 0 was killed leaves no litter."""
-    (node0 / "recording" / f"{TEMPORARY}abc").write_bytes(b"half")
-    Inbox(node0 / "recording", Limits(), lambda: 0.0)
+    head, _ = a_recording(tmp_path / "source", 1)
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_: object, **__: object) -> None:
+        raise Killed
+
+    store = NodeStore(node0 / "recording", 1, Limits())
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", die)
+        patch.setattr(Path, "unlink", lambda *_, **__: None)
+        with pytest.raises(Killed):
+            store.open(NAME, head)
+    (left,) = (node0 / "recording").iterdir()
+    assert left.name != LANDED
+    NodeStore(node0 / "recording", 1, Limits())
     assert list((node0 / "recording").iterdir()) == []
 
 
 def test_another_recording_of_the_same_name(node0: Path, tmp_path: Path) -> None:
     """A file that begins differently from what node 0 has is refused, not mixed with it."""
     head, rows = a_recording(tmp_path / "source", 10)
-    first = NodeStore(node0 / "recording", 1, Limits())
-    first.open(NAME, head)
-    first.append(NAME, 0, rows)
+    store = NodeStore(node0 / "recording", 1, Limits())
+    store.open(NAME, head)
+    store.append(NAME, 0, rows)
     other = head.replace(b'"pid": 42', b'"pid": 43')
-    inbox = Inbox(node0 / "recording", Limits(), lambda: 0.0)
-    inbox.handle(1, Hello(client=1, connection=1, protocol=PROTOCOL, node_rank=1))
     assert other != head
-    refused = inbox.handle(1, Open(client=1, connection=1, name=NAME, head=other))
-    assert refused.status is Status.REFUSED
+    for again in (store, NodeStore(node0 / "recording", 1, Limits())):
+        assert again.take(Piece(NAME, head=other)).status is Status.REFUSED
     assert steps(node0, LANDED) == list(range(10))
 
 
-def test_late_hello_does_not_take_over(node0: Path) -> None:
-    """A hello that was held up on an earlier connection does not end the current one."""
-    inbox = Inbox(node0 / "recording", Limits(), lambda: 0.0)
-
-    def hello(connection: int) -> Answer:
-        return inbox.handle(1, Hello(client=1, connection=connection, protocol=PROTOCOL, node_rank=1))
-
-    name = "rank-4.42.events.jsonl"
-    assert hello(2).status is Status.OK
-    assert hello(1).status is Status.UNKNOWN
-    assert inbox.handle(1, Open(client=1, connection=2, name=name)).status is Status.OK
-    assert inbox.handle(1, Open(client=1, connection=1, name=name)).status is Status.UNKNOWN
+def test_damaged_recording_on_node0_is_not_continued(node0: Path, tmp_path: Path) -> None:
+    """If node 0's own copy is damaged, the file is refused; what is there stays as it is."""
+    head, _ = a_recording(tmp_path / "source", 10)
+    damaged = head[:40] + b"\0\0\0\0" + head[44:]
+    (node0 / "recording" / LANDED).write_bytes(damaged.ljust(layout.HEADER_SIZE, b"\0"))
+    store = NodeStore(node0 / "recording", 1, Limits())
+    for first in (head, damaged):
+        assert store.take(Piece(NAME, head=first)).status is Status.REFUSED
+    assert (node0 / "recording" / LANDED).read_bytes()[:4096] == damaged

@@ -1,4 +1,4 @@
-"""A real CPU quota, as a container has: what it takes from the training is told, and blamed on nobody."""
+"""A real CPU quota, as a container has one: its cost is reported and not blamed on the training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.scenario import PYTHONPATH
+from tests.scenarios.preloaded import ENVIRONMENT
 
 BUSY = """
 import sys, time, torch
@@ -56,7 +56,7 @@ def group() -> Iterator[tuple[Path, str, str, str]]:
 
 
 @pytest.mark.scenario
-def test_a_cpu_quota_is_told_and_is_not_the_training_s_fault(
+def test_cpu_quota_is_reported_and_not_blamed_on_the_training(
     tmp_path: Path, group: tuple[Path, str, str, str]
 ) -> None:
     """Most of the time stopped by the quota: CPU LIMITED says so, and no jitter or slowdown is claimed."""
@@ -67,7 +67,7 @@ def test_a_cpu_quota_is_told_and_is_not_the_training_s_fault(
     done = subprocess.run(
         ["sh", "-c", f'echo $$ > {folder}/cgroup.procs && exec "$@"', "sh", *command, *words],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": PYTHONPATH},
+        env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,
         timeout=240,

@@ -162,7 +162,9 @@ def test_sigkill_of_the_trainer_loses_no_completed_step(tmp_path: Path, at: int)
     running = start(tmp_path, script)
     wait_for_step(running, at)
     os.kill(trainer_pid(tmp_path), signal.SIGKILL)
-    out, _ = running.communicate(timeout=60)
+    assert running.stdout is not None
+    out = running.stdout.read()  # communicate() would lose the lines that are in this file's buffer
+    running.communicate(timeout=60)
     assert running.returncode == -signal.SIGKILL
     seen = max([at, *(int(line) for line in out.split() if line.isdigit())])
     summary = summary_of(tmp_path)
@@ -234,3 +236,16 @@ def test_standard_output_carries_the_training_s_bytes_only(tmp_path: Path) -> No
     assert traced.stdout == plain.stdout
     assert b"Verdict" in traced.stderr
     assert b"ERROR" not in traced.stderr
+
+
+def test_view_rebuilds_a_summary_that_was_made_too_early(tmp_path: Path) -> None:
+    """A summary with fewer steps than the recording is never shown: the recording has the truth."""
+    traceml("run", str(write(tmp_path, "train(8)")), "--run-name", "early", cwd=tmp_path)
+    folder = tmp_path / "logs" / "early"
+    whole = json.loads((folder / "final_summary.json").read_text())
+    early = {**whole, "run": {**whole["run"], "recorded_steps": 3}}
+    early["run"]["steps"] = {**whole["run"]["steps"], "total": 3}
+    (folder / "final_summary.json").write_text(json.dumps(early))
+    done = traceml("view", "early", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["run"]["steps"]["total"] == whole["run"]["steps"]["total"]
+    assert json.loads((folder / "final_summary.json").read_text())["run"]["recorded_steps"] > 3

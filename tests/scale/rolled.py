@@ -1,4 +1,4 @@
-"""A rank that takes very many steps, and what its whole-run totals must be."""
+"""A rank that takes very many steps, and the totals that its whole run must have."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from bench.synthetic import dtype_of, head_of, step_rows
+from bench.synthetic import dtype_of, step_rows
 from numpy.typing import NDArray
 
 from traceml.analyze import totals
-from traceml.collect.rundir import RECORDING
-from traceml.collect.tail import Tail
-from traceml.recording import format as fmt
+from traceml.recording import layout
+from traceml.recording.tail import Tail
+from traceml.runs.folder import RECORDING
 from traceml.schema import catalog as c
 from traceml.schema.recorded import RankRecording
 
@@ -23,7 +23,7 @@ SUMMED = tuple(f.name for f in c.STEP_BLOCK if f.how == "sum" and f.name not in 
 
 @dataclass
 class LongRank:
-    """One rank's recording that grows by whole pieces; remembers the exact sums of what it wrote."""
+    """One rank's recording, which grows piece by piece and remembers the exact sums of what it wrote."""
 
     run_dir: Path
     name: str = "rank-0.7.steps"
@@ -36,19 +36,19 @@ class LongRank:
         (self.run_dir / RECORDING).mkdir(parents=True, exist_ok=True)
         self.path = self.run_dir / RECORDING / self.name
         header = {"identity": {"rank": 0, "pid": 7, "world_size": 1}}
-        self.path.write_bytes(head_of(c.STEP_COLUMNS, header))
+        self.path.write_bytes(layout.header_bytes(c.STEP_COLUMNS, header))
 
     def append(self, count: int) -> NDArray[np.void]:
-        """So many further steps, one row each."""
+        """`count` further steps, one row each."""
         rows = step_rows(self.steps + 1, count, seed=self.rows)
         self.write(rows)
         return rows
 
     def write(self, rows: NDArray[np.void]) -> None:
-        """These rows; one with the same step as the row after it does not count."""
+        """Append these rows; one with the same step as the row after it does not count."""
         rows["sequence"] = np.arange(self.rows + 1, self.rows + 1 + len(rows))
         with self.path.open("r+b") as file:
-            file.seek(fmt.HEADER_SIZE + self.rows * ROW_BYTES)
+            file.seek(layout.HEADER_SIZE + self.rows * ROW_BYTES)
             file.write(rows.tobytes())
         self.rows += len(rows)
         counting = rows[np.append(rows["step"][1:] != rows["step"][:-1], True)]
@@ -58,13 +58,13 @@ class LongRank:
             self.sums[name] = self.sums.get(name, 0) + int(counting[name].sum())
 
     def disk_bytes(self) -> int:
-        """What the recording and its blocks really take."""
+        """What the recording and its blocks really take on disk."""
         paths = self.path.parent.glob(self.path.stem + ".*")
         return sum(os.stat(p).st_blocks * 512 for p in paths)
 
 
 def read_one(run_dir: Path, **bounds: int) -> RankRecording:
-    """The one rank of this run, read afresh."""
+    """The one rank of this run, read by a new tail."""
     (found,) = Tail(run_dir, **bounds).read().ranks
     return found
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.scale.rolled import LongRank, check_totals, read_one
-from traceml.collect import rollup
-from traceml.collect.rollup import Roller, rolled_up_rows
+from traceml.recording import rollup
+from traceml.recording.rollup import Roller, rolled_up_rows
 
 KEEP = 1_000
 
@@ -25,7 +25,7 @@ class Killed(BaseException):
 
 
 def killed_before(monkeypatch: pytest.MonkeyPatch, operation: int) -> list[str]:
-    """From now on the process 'dies' before its n-th operation on a file; returns what it did until then."""
+    """Let the process 'die' before its n-th operation on a file; returns the list of operations it did."""
     did: list[str] = []
 
     def watch(where: Any, name: str) -> None:
@@ -41,15 +41,15 @@ def killed_before(monkeypatch: pytest.MonkeyPatch, operation: int) -> list[str]:
 
     for name in ("pwrite", "fdatasync", "fsync", "link", "unlink", "chmod"):
         watch(os, name)
-    watch(rollup, "punch")
+    watch(rollup, "free_space")
     return did
 
 
-@pytest.mark.parametrize(("rolled_before", "operations"), [(False, 13), (True, 5)])
+@pytest.mark.parametrize(("rolled_before", "operations"), [(False, 9), (True, 4)])
 def test_killed_between_any_two_operations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rolled_before: bool, operations: int
 ) -> None:
-    """Before each single write, sync, link and hole: readers are right then, and after the next try."""
+    """Killed before any single write, sync, link or free: readers are right then, and after the next try."""
     finished, operation = False, 0
     while not finished:
         folder = tmp_path / f"{operation}"
@@ -75,13 +75,14 @@ def test_killed_between_any_two_operations(
 
 
 def roll_forever(folder: str) -> None:
-    """What a monitor does, without its pauses."""
+    """Roll up like a monitor, but without pauses."""
     at = 0.0
     while True:
         Roller(Path(folder), KEEP, every_s=0).maybe_roll(at)
         at += 1
 
 
+@pytest.mark.long
 def test_random_kills_never_change_the_totals(tmp_path: Path) -> None:
     """SIGKILL at forty random moments of a rolling process, while the recording grows."""
     chance = random.Random(3)

@@ -1,4 +1,4 @@
-"""A scenario: a fault-injected training through the command line, and what must be said about it."""
+"""The table of scenarios: a training with an injected fault, and what TraceML must say about it."""
 
 from __future__ import annotations
 
@@ -8,23 +8,33 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from tests.scenarios.preloaded import ENVIRONMENT, PYTHONPATH, SRC
+
+__all__ = ["PYTHONPATH", "SRC"]
 SCRIPTS = Path(__file__).parent / "scripts"
-SRC = Path(__file__).parents[2] / "src"
-PYTHONPATH = f"{SRC}{os.pathsep}{SCRIPTS}"  # TraceML, and `naps` for scripts in other folders
+
+
+class TracemlCommand(Protocol):
+    """`traceml <words>` in a folder: the real command, or the preloaded one."""
+
+    def __call__(
+        self, *words: str, cwd: Path, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]: ...
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Expected verdict, and the injected milliseconds that must come out as a number.
+    """Expected verdict, and the injected milliseconds per step that must be measured.
 
-    `naps` names those sleeps of the script that are the fault, if it has others.
+    `naps` names those sleeps of the script that are the fault, if it has others. A `cold` scenario runs by
+    the real command line; the others run in a fork of a process with torch loaded (see `preload_server`).
     """
 
     name: str
     words: tuple[str, ...]
-    status: str | tuple[str, ...]
+    status: str
     script: str = "loop.py"
     section: str = "step_time"
     phase: str | None = None
@@ -35,37 +45,40 @@ class Scenario:
     naps: str = ""
     says: str = ""
     micro_batches: int = 1
+    cold: bool = False
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
-def traceml(*words: str, cwd: Path, **more: Any) -> subprocess.CompletedProcess[str]:
+def traceml(*words: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run `traceml` of this checkout as a user would."""
-    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", **more.pop("env", {})}
     return subprocess.run(
         [sys.executable, "-m", "traceml", *words],
         cwd=cwd,
-        env=environment,
+        env={**os.environ, **ENVIRONMENT, **(env or {})},
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
-        **more,
     )
 
 
 def really(folder: Path, asked_ms: float, summary: dict[str, Any], naps: str = "") -> float:
-    """What `asked_ms` of sleep a step really took in the summary's window, by the script's own clock."""
+    """How long `asked_ms` of sleep per step took in the summary's window, by the script's own clock."""
     lines = map(json.loads, (folder / "naps.jsonl").read_text().splitlines())
     slept = [line for line in lines if naps in ("", line["name"])]
     warmup = (summary["step_time"]["window"]["start_step"] - 1) / summary["run"]["steps"]["total"]
     slept = slept[round(len(slept) * warmup) :]
-    return asked_ms * float(sum(line["took"] for line in slept)) / sum(line["asked"] for line in slept)
+    took, asked = (float(sum(line[key] for line in slept)) for key in ("took", "asked"))
+    return asked_ms * took / asked
 
 
-def run(scenario: Scenario, folder: Path) -> tuple[dict[str, Any], subprocess.CompletedProcess[str]]:
+def run(
+    scenario: Scenario, folder: Path, preloaded: TracemlCommand
+) -> tuple[dict[str, Any], subprocess.CompletedProcess[str]]:
     """Run it; returns the summary and the finished command."""
     script = str(SCRIPTS / scenario.script)
-    done = traceml("run", script, "--run-name", "run", "--args", *scenario.words, cwd=folder)
+    command = traceml if scenario.cold else preloaded
+    done = command("run", script, "--run-name", "run", "--args", *scenario.words, cwd=folder)
     return json.loads((folder / "logs" / "run" / "final_summary.json").read_text()), done
 
 
@@ -86,6 +99,7 @@ SCENARIOS = (
         injected_ms=20,
         phase="input",
         tolerance=0.25,
+        cold=True,
     ),
     Scenario(
         "slow iterable dataset",
@@ -174,17 +188,17 @@ SCENARIOS = (
     ),
     Scenario(
         "slowdown",
-        ("--forward-sleep", "10", "--slow-from", "80", "--jitter-ms", "10", "--steps", "160"),
-        ("SLOWDOWN", "WAIT-HEAVY"),
-        steps=160,
+        ("--forward-sleep", "25", "--slow-from", "60", "--slow-ms", "50", "--steps", "120"),
+        "SLOWDOWN",
+        phase="forward",
+        steps=120,
+        evidence={"since_step": (61, 0.03)},
     ),
     Scenario(
         "GC storm",
-        (
-            "--gc-objects",
-            "300000",
-        ),
+        ("--gc-objects", "300000", "--steps", "40"),
         "WAIT-HEAVY",
+        steps=40,
         says="garbage collection",
     ),
     Scenario(
@@ -233,6 +247,7 @@ SCENARIOS = (
         "torch.compile",
         ("--compile", "--batch-sleep", "20"),
         "INPUT-BOUND",
+        cold=True,
         metric="input_ms",
         injected_ms=20,
         phase="input",
@@ -247,5 +262,5 @@ SCENARIOS = (
         injected_ms=60,
         phase="forward",
     ),
-    Scenario("healthy", ("--width", "2048", "--batch", "128", "--clip"), ("COMPUTE-BOUND", "BALANCED")),
+    Scenario("healthy", ("--width", "2048", "--batch", "128", "--clip"), "COMPUTE-BOUND"),
 )

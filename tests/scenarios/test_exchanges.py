@@ -1,4 +1,4 @@
-"""However ranks exchange, waiting for the slow one is `sync`; what one rank does alone is named."""
+"""Whatever way ranks exchange data, waiting for the slow one is `sync`; work of one rank alone is named."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios.scenario import SCRIPTS, really, traceml
+from tests.scenarios.preloaded import PreloadedTraceml
+from tests.scenarios.scenario import SCRIPTS, really
 
 pytestmark = pytest.mark.scenario
 EXCHANGES = str(SCRIPTS / "exchanges.py")
 
 
-def summary_of(folder: Path, *words: str) -> dict[str, Any]:
-    """The summary of two ranks that exchange in this way."""
-    done = traceml("run", EXCHANGES, "--run-name", "r", "--nproc-per-node", "2", "--", *words, cwd=folder)
+def summary_of(preloaded: PreloadedTraceml, folder: Path, *words: str) -> dict[str, Any]:
+    """The summary of two ranks that exchange data in this way."""
+    done = preloaded("run", EXCHANGES, "--run-name", "r", "--nproc-per-node", "2", "--", *words, cwd=folder)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads((folder / "logs" / "r" / "final_summary.json").read_text())
     return found
@@ -34,11 +35,11 @@ def summary_of(folder: Path, *words: str) -> dict[str, Any]:
     ],
 )
 def test_waiting_in_any_exchange_is_sync(
-    tmp_path: Path, way: str, phase: str, rank: int, injected_ms: float
+    tmp_path: Path, preloaded: PreloadedTraceml, way: str, phase: str, rank: int, injected_ms: float
 ) -> None:
     """DDP's buffers, futures, functional collectives, tensor parallel, several models: the right rank, phase
-    and milliseconds, because the others' waiting is not taken for work."""
-    summary = summary_of(tmp_path, way, phase, str(rank))
+    and milliseconds, because the waiting of the others does not count as their work."""
+    summary = summary_of(preloaded, tmp_path, way, phase, str(rank))
     primary = summary["primary_diagnosis"]
     status = "INPUT STRAGGLER" if phase == "input" else "COMPUTE STRAGGLER"
     assert (primary["status"], primary["ranks"], primary["phase"]) == (status, [rank], phase)
@@ -48,22 +49,24 @@ def test_waiting_in_any_exchange_is_sync(
 
 
 @pytest.mark.parametrize(
-    ("way", "phase", "says"),
-    [("checkpoint", "checkpoint", "checkpoint"), ("evaluation", "validation", "validation")],
+    ("way", "phase", "status"),
+    [("checkpoint", "checkpoint", "STRAGGLER"), ("evaluation", "validation", "WAIT-HEAVY")],
 )
-def test_what_only_rank_0_does_is_named(tmp_path: Path, way: str, phase: str, says: str) -> None:
-    """Rank 0 saves each step, or evaluates its own copy now and then, and the others wait: that is said."""
-    summary = summary_of(tmp_path, way, "none", "0", str(tmp_path / "big.pt"))
+def test_work_that_only_rank_0_does_is_named(
+    tmp_path: Path, preloaded: PreloadedTraceml, way: str, phase: str, status: str
+) -> None:
+    """Rank 0 saves in each step and is always the last one, or it evaluates its own copy every ten steps;
+    the others wait for it."""
+    summary = summary_of(preloaded, tmp_path, way, "none", "0", str(tmp_path / "big.pt"))
     primary = summary["primary_diagnosis"]
-    assert primary["status"] in ("WAIT-HEAVY", "STRAGGLER")
-    assert (primary["ranks"], primary["phase"]) == ([0], phase)
-    assert says in primary["summary"]
+    assert (primary["status"], primary["ranks"], primary["phase"]) == (status, [0], phase)
+    assert phase in primary["summary"]
     own = summary["step_time"]["ranks"]
     assert own["0"]["metrics"][f"{phase}_ms"] > 5 > own["1"]["metrics"][f"{phase}_ms"]
 
 
-def test_healthy_exchanges_name_nobody(tmp_path: Path) -> None:
+def test_healthy_exchanges_name_no_rank(tmp_path: Path, preloaded: PreloadedTraceml) -> None:
     """The same script without a fault: no straggler, however slow this machine's exchanges are just now."""
-    found = summary_of(tmp_path, "buffers", "none", "0")["step_time"]
+    found = summary_of(preloaded, tmp_path, "buffers", "none", "0")["step_time"]
     assert not [i["summary"] for i in found["issues"] if "STRAGGLER" in i["kind"]]
     assert found["window"]["num_steps"] > 30

@@ -1,4 +1,4 @@
-"""Any launcher, and every way to spread a model over ranks: found and timed without being told."""
+"""Any launcher, and every way to spread a model over ranks: TraceML finds the ranks by itself."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios.scenario import really, traceml
+from tests.scenarios.preloaded import PreloadedTraceml
+from tests.scenarios.scenario import TracemlCommand, really, traceml
 from tests.scenarios.test_ranks import DDP
 
 pytestmark = pytest.mark.scenario
 
 
-def summary_of(folder: Path, *words: str) -> dict[str, Any]:
+def summary_of(folder: Path, *words: str, command: TracemlCommand = traceml) -> dict[str, Any]:
     """The summary of `traceml run` with these words."""
-    done = traceml("run", "--run-name", "r", "--overwrite", *words, cwd=folder)
+    done = command("run", "--run-name", "r", "--overwrite", *words, cwd=folder)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads((folder / "logs" / "r" / "final_summary.json").read_text())
     return found
 
 
-def test_torchrun_as_the_command(tmp_path: Path) -> None:
-    """`torch.distributed.run` with words of its own: the ranks are found, never configured."""
+def test_ranks_of_torchrun_are_found(tmp_path: Path) -> None:
+    """`traceml run python -m torch.distributed.run ...`: the ranks are found without any flag of ours."""
     words = ("--standalone", "--nproc-per-node=2", DDP, "--steps", "12")
     summary = summary_of(tmp_path, sys.executable, "-m", "torch.distributed.run", *words)
     assert summary["run"]["ranks"]["used"] == [0, 1]
     assert summary["run"]["steps"]["total"] == 12
 
 
-def test_processes_that_the_script_spawns(tmp_path: Path) -> None:
-    """`mp.spawn` from a script: each spawned process is a rank, the script itself is none."""
+def test_ranks_that_the_script_spawns_are_found(tmp_path: Path) -> None:
+    """`mp.spawn` from a script: each spawned process is a rank, and the script itself is not."""
     (tmp_path / "spawn.py").write_text(SPAWN)
     summary = summary_of(tmp_path, "spawn.py")
     assert summary["run"]["ranks"]["used"] == [0, 1]
@@ -66,7 +67,7 @@ for x, y in loader:
 """
 
 
-def test_accelerate_launch_as_the_command(tmp_path: Path) -> None:
+def test_ranks_of_accelerate_launch_are_found(tmp_path: Path) -> None:
     """`accelerate launch` of two processes: both ranks, every step, and the one that is slow in forward."""
     (tmp_path / "train.py").write_text(ACCELERATE)
     launcher = (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2")
@@ -128,24 +129,27 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("version", ["1", "2"])
-def test_fsdp_waits_inside_its_collectives(tmp_path: Path, version: str) -> None:
+def test_waiting_inside_fsdp_is_sync(tmp_path: Path, preloaded: PreloadedTraceml, version: str) -> None:
     """FSDP on gloo: waiting for the slow rank is sync, and the rank that is slow in forward is named."""
     (tmp_path / "fsdp.py").write_text(FSDP)
-    summary = summary_of(tmp_path, "fsdp.py", "--nproc-per-node", "2", "--", version)
+    words = ("fsdp.py", "--nproc-per-node", "2", "--", version)
+    summary = summary_of(tmp_path, *words, command=preloaded)
     assert summary["step_time"]["metrics"]["sync_ms"]["worst"]["rank"] == 0
     primary = summary["primary_diagnosis"]
     assert (primary["status"], primary["ranks"], primary["phase"]) == ("COMPUTE STRAGGLER", [1], "forward")
     assert primary["evidence"]["excess_ms"] == pytest.approx(really(tmp_path, 25, summary, "fault"), rel=0.2)
 
 
-def test_weights_are_bit_for_bit_those_of_plain_training(tmp_path: Path) -> None:
+def test_weights_are_bit_for_bit_the_same_as_without_traceml(tmp_path: Path) -> None:
     """DDP with and without TraceML gives exactly the same weights on every rank."""
     script = tmp_path / "weights.py"
     script.write_text(
         SPAWN.replace(
             "    dist.destroy",
             "    torch.save(model.state_dict(), f'{os.environ[\"OUT\"]}.{rank}')\n    dist.destroy",
-        ).replace("def work(rank, store):", "def work(rank, store):\n    torch.manual_seed(7)")
+        )
+        .replace("def work(rank, store):", "def work(rank, store):\n    torch.manual_seed(7)")
+        .replace("mp.spawn(work,", "mp.start_processes(work, start_method='fork',")
     )
     import torch
 

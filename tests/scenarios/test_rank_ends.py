@@ -1,4 +1,4 @@
-"""Ranks that end badly, through the command line: the summary comes and says who, when and where."""
+"""Ranks that end badly: the summary still comes and says which rank ended first, when and where."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.scenarios.preloaded import PreloadedTraceml
 from tests.scenarios.scenario import PYTHONPATH, traceml
 from tests.scenarios.test_ranks import DDP, run
 
@@ -24,33 +25,37 @@ CGROUPS = (
 OOM_BYTES = 300 * 2**20
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize(("fault", "says"), [("--kill-at", ""), ("--raise-at", "had enough")])
-def test_a_rank_that_dies_is_named_with_its_last_step(
-    tmp_path: Path, fault: str, says: str, ranks: int
-) -> None:
-    """One rank killed or raising: the summary comes, names the rank, its last step and where it was."""
-    summary, done = run(tmp_path, ranks, fault, "25")
-    assert done.returncode != 0
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("--kill-at", "r1 was killed or crashed first (after step 25"),
+        ("--raise-at", "r1: RuntimeError: this rank has had enough"),
+    ],
+)
+def test_rank_that_dies_is_named_with_its_last_step(tmp_path: Path, fault: str, says: str) -> None:
+    """One rank is killed or raises: the summary names the rank, its last step and where it was."""
+    summary, done = run(tmp_path, 2, fault, "25")
+    assert done.returncode == 1
     assert summary["run"]["status"] == "failed"
-    assert summary["run"]["steps"]["total"] >= 24
+    assert summary["run"]["steps"]["total"] == 25
     first = summary["run"]["ranks"]["ended_first"]
-    assert first["rank"] == 1
-    assert first["step"] in (24, 25)
-    assert first["phase"]
-    assert says in (summary["run"]["reason"] or "")
+    assert (first["rank"], first["step"]) == (1, 25)
+    assert first["phase"].startswith("wait")
+    assert says in summary["run"]["reason"]
 
 
-def test_a_killed_rank_is_named_when_the_others_fail_in_their_forward(tmp_path: Path) -> None:
-    """DDP exchanges buffers at the start of a forward: that exchange fails, not the forward of its own."""
-    summary, done = run(tmp_path, 2, "--kill-at", "25", "--rank", "0", "--buffers")
-    assert done.returncode != 0
+def test_killed_rank_is_named_when_survivors_raise_in_forward(
+    tmp_path: Path, preloaded: PreloadedTraceml
+) -> None:
+    """DDP exchanges buffers at the start of a forward: that exchange fails, not the survivor's own work."""
+    summary, done = run(tmp_path, 2, "--kill-at", "25", "--rank", "0", "--buffers", command=preloaded)
+    assert done.returncode == 1
     first = summary["run"]["ranks"]["ended_first"]
     assert (first["rank"], first["step"]) == (0, 25), summary["run"]["reason"]
 
 
-def test_a_rank_that_hangs_is_noticed_live(tmp_path: Path) -> None:
-    """A stall is reported while it lasts, with the phase of each rank; the summary has it too."""
+def test_rank_that_hangs_is_reported_while_it_hangs(tmp_path: Path) -> None:
+    """A stall is reported while it lasts, with the phase of each rank, and it is in the summary."""
     command = [sys.executable, "-m", "traceml", "run", "--run-name", "r", "--stall-after", "3", DDP]
     running = subprocess.Popen(
         [*command, "--nproc-per-node", "2", "--", "--hang-at", "20"],
@@ -75,13 +80,15 @@ def test_a_rank_that_hangs_is_noticed_live(tmp_path: Path) -> None:
     assert summary["run"]["status"] == "interrupted"
 
 
-def test_all_ranks_killed_at_once_lose_no_step(tmp_path: Path) -> None:
+def test_no_step_is_lost_when_all_ranks_are_killed_at_once(
+    tmp_path: Path, preloaded: PreloadedTraceml
+) -> None:
     """Every rank is killed after the same step: all of them, that step and the phase are in the summary."""
-    summary, done = run(tmp_path, 4, "--kill-all-at", "25", "--base", "40")
-    assert done.returncode != 0
+    summary, done = run(tmp_path, 2, "--kill-all-at", "25", "--base", "40", command=preloaded)
+    assert done.returncode == 1
     assert summary["run"]["status"] == "failed"
     assert summary["run"]["steps"]["total"] == 25
-    assert summary["run"]["ranks"]["used"] == [0, 1, 2, 3]
+    assert summary["run"]["ranks"]["used"] == [0, 1]
     first = summary["run"]["ranks"]["ended_first"]
     assert first["step"] == 25
     assert first["phase"].startswith("wait")
@@ -92,7 +99,7 @@ def test_all_ranks_killed_at_once_lose_no_step(tmp_path: Path) -> None:
 
 @pytest.fixture
 def starved() -> Iterator[str]:
-    """Memory cgroups `<name>0` and `<name>1` that hold little more than a training does."""
+    """Memory cgroups `<name>0` and `<name>1` whose limit is little more than a training needs."""
     for root, limit in CGROUPS:
         name = f"{root}/traceml-test-{os.getpid()}-"
         try:
@@ -114,16 +121,19 @@ def _remove(name: str) -> None:
             Path(f"{name}{rank}").rmdir()
 
 
-def test_all_ranks_killed_by_the_kernel_for_memory(tmp_path: Path, starved: str) -> None:
+def test_lack_of_memory_is_named_when_the_kernel_kills_all_ranks(
+    tmp_path: Path, starved: str, preloaded: PreloadedTraceml
+) -> None:
     """A real out-of-memory kill of every rank: all completed steps are there, and memory is named."""
-    summary, done = run(tmp_path, 2, "--starve", starved, "--steps", "2000", "--base", "5")
-    assert done.returncode != 0
+    words = ("--starve", starved, "--steps", "2000", "--base", "5")
+    summary, done = run(tmp_path, 2, *words, command=preloaded)
+    assert done.returncode == 1
     ranks = summary["run"]["ranks"]
     assert ranks["used"] == [0, 1]
     assert 20 < summary["run"]["steps"]["total"] < 200
     assert abs(ranks["ended_first"]["step"] - summary["run"]["steps"]["total"]) <= 1
     assert ranks["ended_first"]["phase"]
-    assert "for lack of memory" in summary["run"]["reason"], done.stderr
+    assert "the kernel's OOM killer" in summary["run"]["reason"], done.stderr
 
 
 WORKERS = """
@@ -147,11 +157,14 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_an_exception_in_a_worker_is_told_of_that_worker(tmp_path: Path, method: str) -> None:
-    """multiprocessing catches what its workers raise, and forked ones end without a farewell."""
+def test_exception_in_a_worker_is_reported_with_its_rank(
+    tmp_path: Path, preloaded: PreloadedTraceml, method: str
+) -> None:
+    """multiprocessing catches what its workers raise, and forked ones end without running `atexit`."""
     (tmp_path / "workers.py").write_text(WORKERS)
     words = ("workers.py", "--run-name", "w", "--", method, str(tmp_path / "store"))
-    assert traceml("run", *words, cwd=tmp_path).returncode == 1
+    command = preloaded if method == "fork" else traceml
+    assert command("run", *words, cwd=tmp_path).returncode == 1
     run = json.loads((tmp_path / "logs" / "w" / "final_summary.json").read_text())["run"]
     assert run["ranks"]["ended_first"]["rank"] == 1
     assert "r1: ValueError: a worker's own" in run["reason"]
@@ -182,12 +195,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(("at", "steps", "phase"), [("20", 18, "backward"), ("0", 27, "wait")])
-def test_where_an_exception_came_from_outlives_a_kill(
-    tmp_path: Path, at: str, steps: int, phase: str
+def test_phase_of_an_exception_is_known_after_a_kill(
+    tmp_path: Path, preloaded: PreloadedTraceml, at: str, steps: int, phase: str
 ) -> None:
-    """Killed before it reported its error: the phase that it left is told, an old and caught one is not."""
+    """Killed before it could report its exception: the phase that raised is given, unless it was caught."""
     (tmp_path / "unwound.py").write_text(UNWOUND)
-    traceml("run", "unwound.py", "--run-name", "u", "--", at, cwd=tmp_path)
+    preloaded("run", "unwound.py", "--run-name", "u", "--", at, cwd=tmp_path)
     run = json.loads((tmp_path / "logs" / "u" / "final_summary.json").read_text())["run"]
     assert run["steps"]["total"] == steps
     assert run["ranks"]["ended_first"]["phase"].split()[0] == phase
@@ -218,8 +231,9 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("how", ["kill", "raise"])
-def test_an_elastic_restart_is_one_run_with_its_last_attempt(tmp_path: Path, how: str) -> None:
-    """torchrun starts all ranks again: the numbers are of the last attempt, the first one's end is said."""
+def test_elastic_restart_is_one_run_judged_by_its_last_attempt(tmp_path: Path, how: str) -> None:
+    """torchrun starts all ranks again: the numbers are those of the last attempt; the end of the first
+    attempt is reported."""
     (tmp_path / "elastic.py").write_text(ELASTIC)
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=2")
     words = ("--nproc-per-node=2", "elastic.py", how, str(tmp_path / "store"))

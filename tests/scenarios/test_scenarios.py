@@ -1,4 +1,4 @@
-"""Fault-injected trainings through the command line: the right label and the right number."""
+"""Trainings with an injected fault: TraceML gives the right label and the right number."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ from typing import Any
 
 import pytest
 
+from tests.scenarios.preloaded import PreloadedTraceml
 from tests.scenarios.scenario import SCENARIOS, Scenario, really, run
 
+pytestmark = pytest.mark.scenario
 
-@pytest.mark.scenario
+
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)
-def test_scenario_gets_the_right_label_and_number(scenario: Scenario, tmp_path: Path) -> None:
+def test_injected_fault_gets_the_right_label_and_number(
+    scenario: Scenario, tmp_path: Path, preloaded: PreloadedTraceml
+) -> None:
     """The injected fault is named, its milliseconds are right, and no step is lost."""
-    summary, done = run(scenario, tmp_path)
+    summary, done = run(scenario, tmp_path, preloaded)
     assert done.returncode == 0, done.stderr
-    for problem in problems(scenario, summary, tmp_path):
-        pytest.fail(f"{problem}\n{done.stderr}")
+    found = problems(scenario, summary, tmp_path)
+    assert not found, "\n".join([*found, done.stderr])
 
 
 def problems(scenario: Scenario, summary: dict[str, Any], folder: Path) -> list[str]:
-    """Everything about this summary of a run in `folder` that is not as the scenario says."""
+    """Everything about this summary of a run in `folder` that is not what the scenario expects."""
     found = []
-    allowed = (scenario.status,) if isinstance(scenario.status, str) else scenario.status
     diagnosis = summary[scenario.section]["diagnosis"]
     if scenario.section == "step_time":
         diagnosis = summary["primary_diagnosis"]
-    if diagnosis["status"] not in allowed:
-        found.append(f"said {diagnosis['status']}, expected {' or '.join(allowed)}")
+    if diagnosis["status"] != scenario.status:
+        found.append(f"said {diagnosis['status']}, expected {scenario.status}")
     if scenario.phase is not None and diagnosis["phase"] != scenario.phase:
         found.append(f"phase {diagnosis['phase']}, expected {scenario.phase}")
     if scenario.says and scenario.says not in diagnosis["summary"]:
@@ -36,7 +39,10 @@ def problems(scenario: Scenario, summary: dict[str, Any], folder: Path) -> list[
     if scenario.metric is not None:
         value = summary["step_time"]["metrics"][scenario.metric]["median"]["value"]
         slept = really(folder, scenario.injected_ms, summary, scenario.naps)
-        if value is None or not -0.02 * slept <= value - slept <= scenario.tolerance * slept + 1.5:
+        # The training also waited for a core, because of other processes; TraceML reports how long.
+        delayed = (summary["process"]["metrics"]["cpu_delay_percent"]["worst"]["value"] or 0) / 100
+        more = scenario.tolerance * slept + 1.5 + delayed * (value or 0)
+        if value is None or not -0.02 * slept <= value - slept <= more:
             found.append(f"{scenario.metric} is {value}, injected {slept}")
     for key, (expected, tolerance) in scenario.evidence.items():
         if key.endswith("_ms"):

@@ -1,46 +1,61 @@
-"""Hand-made windows and recordings: the rules' input without a training, a file or a clock.
+"""Hand-made windows and recordings: input for the rules without a training, a file or a clock.
 
-Times are given in milliseconds, one number for all steps or one a step. What no phase claims is `wait`, so
-that every window made here closes its sum as a real one does.
+Times are in milliseconds: one number for all steps, or one per step. A step is the sum of its phases and
+`wait`, as in a real window.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from traceml.analyze.window import PHASE_KEYS, WAIT, Window
-from traceml.recording import format as layout
+from traceml.recording import layout
 from traceml.recording.reader import row_dtype
 from traceml.schema import catalog as c
-from traceml.schema.recorded import RankRecording, RunRecording
+from traceml.schema.recorded import RankRecording, RecordedEvent, RunRecording
+from traceml.schema.summary import Finding, Primary
 
 Floats = NDArray[np.float64]
 Ms = float | list[float] | Floats
 ALL_MEASURED = tuple(k for k in PHASE_KEYS if k not in ("h2d", "sync"))
-"""What a rank on a CPU, alone, measures."""
+"""What a single rank on a CPU measures."""
 MS = 1e6
 
 
 def dtype_of(columns: tuple[tuple[str, str], ...]) -> np.dtype[np.void]:
     """The dtype that the reader gives rows with these columns."""
     size = layout.padded_row_size(layout.row_struct(columns).size)
-    return row_dtype(Path("hand-made"), {"columns": [list(pair) for pair in columns]}, size)
+    return row_dtype(columns, size)
 
 
 def series(value: Ms, count: int) -> Floats:
-    """One number a step."""
-    return np.broadcast_to(np.asarray(value, dtype=float), (count,)).copy()
+    """One number per step."""
+    found: Floats = np.broadcast_to(np.asarray(value, dtype=float), (count,)).copy()
+    return found
 
 
 def every(period: int, value: float, count: int, otherwise: float = 0.0, offset: int = 0) -> Floats:
-    """`value` in each `period`-th step, `otherwise` in the others."""
+    """`value` in every `period`-th step, `otherwise` in the others."""
     found = np.full(count, otherwise)
     found[offset::period] = value
     return found
+
+
+def number(finding: Finding | Primary, key: str) -> float:
+    """A number in the evidence of this finding."""
+    value = finding.evidence[key]
+    assert isinstance(value, (int, float)), f"{key} is {value!r}"
+    return value
+
+
+def measured(values: Sequence[float | None]) -> list[float]:
+    """These values, of which none may be null."""
+    assert None not in values
+    return [value for value in values if value is not None]
 
 
 def window(
@@ -49,7 +64,7 @@ def window(
     wait: Ms = 0.0,
     gc: Ms = 0.0,
     gc_wait: Ms = 0.0,
-    own: Ms = 0.0,
+    overhead: Ms = 0.0,
     place: str = "wait_forward",
     unmeasured: tuple[str, ...] = ("h2d", "sync"),
     user: dict[str, Ms] | None = None,
@@ -72,7 +87,7 @@ def window(
         "keys": tuple(named),
         "phases": table,
         "step_ns": step_ns,
-        "own_ns": series(own, count)[None, :] * MS,
+        "overhead_ns": series(overhead, count)[None, :] * MS,
         "gc_ns": series(gc, count)[None, :] * MS,
         "gc_wait_ns": series(gc_wait, count)[None, :] * MS,
         "wait_places": places,
@@ -98,7 +113,7 @@ def steps(
     extra_flags: int = 0,
     **phases: Any,
 ) -> NDArray[np.void]:
-    """Step rows of one rank as the reader gives them; phases (and user0, ...) by key in ms."""
+    """Step rows of one rank as the reader returns them; phases (and user0, ...) by key in ms."""
     rows = np.zeros(count, dtype=dtype_of(c.STEP_COLUMNS))
     rows["step"] = np.arange(first_step, first_step + count)
     total = np.zeros(count)
@@ -130,8 +145,13 @@ def device_times(count: int = 100, first_step: int = 1, **phases: Any) -> NDArra
     return rows
 
 
+def events(given: Iterable[dict[str, Any] | RecordedEvent]) -> list[RecordedEvent]:
+    """Events as the reader returns them."""
+    return [RecordedEvent(**event) if isinstance(event, dict) else event for event in given]
+
+
 def rank(rows: NDArray[np.void], number: int = 0, **parts: Any) -> RankRecording:
-    """A rank's recording around these rows."""
+    """A rank's recording with these rows."""
     header = {
         "identity": {
             "rank": number,
@@ -151,11 +171,11 @@ def rank(rows: NDArray[np.void], number: int = 0, **parts: Any) -> RankRecording
         "device": parts.pop("device", {"type": "cpu"}),
         "overhead": parts.pop("overhead", {"switch_ns": 200, "row_ns": 1000}),
     }
-    return RankRecording(header=header, rows=rows, **parts)
+    return RankRecording(header=header, rows=rows, events=events(parts.pop("events", ())), **parts)
 
 
 def gauges(columns: tuple[tuple[str, str], ...], count: int = 10, **values: Any) -> NDArray[np.void]:
-    """System or process samples, a second apart; what is not given was not measured (NaN)."""
+    """System or process samples, 100 ms apart; what is not given was not measured (NaN)."""
     rows = np.zeros(count, dtype=dtype_of(columns))
     for name, code in columns:
         if code == "d":
@@ -179,5 +199,6 @@ def process(count: int = 10, pid: int = 100, **values: Any) -> NDArray[np.void]:
 
 
 def run(*ranks: RankRecording, **parts: Any) -> RunRecording:
-    """A run's recording around these ranks."""
-    return RunRecording(ranks=list(ranks), **parts)
+    """A run's recording with these ranks."""
+    noticed = events(parts.pop("monitor_events", ()))
+    return RunRecording(ranks=list(ranks), monitor_events=noticed, **parts)

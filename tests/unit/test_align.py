@@ -1,19 +1,22 @@
-"""Alignment: the steps that all ranks completed, warm-up left out, clocks never mixed."""
+"""Alignment: steps that all ranks completed, without warm-up, on one clock."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.unit import made
-from traceml.analyze.align import align, find_warmup
+from traceml.analyze.align import align
 from traceml.schema import catalog as c
+from traceml.schema.recorded import RankRecording
 
-USUAL = {"input": 1.0, "forward": 3.0, "backward": 5.0, "optimizer": 1.0}
+USUAL: dict[str, Any] = {"input": 1.0, "forward": 3.0, "backward": 5.0, "optimizer": 1.0}
 
 
-def test_a_window_holds_what_was_recorded() -> None:
-    """Phases, wait, step time and step numbers come through unchanged, in nanoseconds."""
+def test_window_holds_what_was_recorded() -> None:
+    """Phases, wait, step time and step numbers are unchanged, in nanoseconds."""
     found = align([made.rank(made.steps(50, **USUAL, wait=0.5))])
     assert found.ranks == (0,)
     assert list(found.steps) == list(range(2, 51))
@@ -23,15 +26,15 @@ def test_a_window_holds_what_was_recorded() -> None:
     assert found.total_steps == 50
 
 
-def test_the_aligned_phases_close_the_sum() -> None:
+def test_phases_and_wait_add_up_to_the_step() -> None:
     """For every rank and step the phases, user phases and wait add up to the step."""
     rows = made.steps(40, **USUAL, wait=2.0, user0=1.5, validation=0.5, checkpoint=0.25)
     found = align([made.rank(rows, user_names=["augment", *[None] * 6])])
     assert np.nansum(found.phases, axis=2) == pytest.approx(found.step_ns)
 
 
-def test_a_phase_that_was_not_measured_is_nan_and_not_zero() -> None:
-    """The row's bit mask decides: without the bit even a zero is no measurement."""
+def test_unmeasured_phase_is_nan_not_zero() -> None:
+    """The row's flags decide: without the bit, a zero is not a measurement."""
     found = align([made.rank(made.steps(30, **USUAL))])
     assert not found.measured("h2d")
     assert np.isnan(found.phases[:, :, c.H2D]).all()
@@ -39,22 +42,22 @@ def test_a_phase_that_was_not_measured_is_nan_and_not_zero() -> None:
     assert (found.phases[:, :, c.CHECKPOINT] == 0).all()
 
 
-def test_a_batch_size_that_could_not_be_told_is_nan() -> None:
+def test_unknown_batch_size_is_nan() -> None:
     """0 samples in a row means unknown."""
     assert np.isnan(align([made.rank(made.steps(10, **USUAL))]).samples).all()
     assert (align([made.rank(made.steps(10, **USUAL, samples=32))]).samples == 32).all()
 
 
 @pytest.mark.parametrize("recordings", [[], [made.rank(made.steps(0))]], ids=["no rank", "no row"])
-def test_nothing_completed_is_an_empty_window(recordings: list[made.RankRecording]) -> None:
-    """Zero steps make a window of zero steps; a rank without rows is named as dark."""
+def test_without_completed_steps_the_window_is_empty(recordings: list[RankRecording]) -> None:
+    """No steps make a window of no steps; a rank without rows is listed as a rank without steps."""
     found = align(recordings)
     assert (found.count, found.total_steps, found.ranks) == (0, 0, ())
-    assert found.dark_ranks == tuple(r.rank for r in recordings)
+    assert found.ranks_without_steps == tuple(r.rank for r in recordings)
 
 
-def test_only_steps_that_all_ranks_completed_count() -> None:
-    """A rank that is behind or ahead does not corrupt the rest."""
+def test_window_has_only_steps_that_all_ranks_completed() -> None:
+    """A rank that is behind or ahead does not affect the other steps."""
     ahead = made.rank(made.steps(60, **USUAL), 0, world_size=3)
     behind = made.rank(made.steps(40, **USUAL), 1, world_size=3)
     dark = made.rank(made.steps(0), 2, world_size=3)
@@ -62,18 +65,18 @@ def test_only_steps_that_all_ranks_completed_count() -> None:
     assert found.ranks == (0, 1)
     assert found.total_steps == 40
     assert found.steps[-1] == 40
-    assert found.dark_ranks == (2,)
+    assert found.ranks_without_steps == (2,)
 
 
-def test_ranks_without_a_common_step_make_an_empty_window() -> None:
+def test_ranks_without_a_common_step_give_an_empty_window() -> None:
     """Two ranks that share no step number give no window and no error."""
     early = made.rank(made.steps(30, **USUAL), 0)
     late = made.rank(made.steps(30, first_step=100, **USUAL), 1)
     assert align([early, late]).count == 0
 
 
-def test_live_views_take_the_newest_steps() -> None:
-    """`last` keeps that many of the newest steps and forgets none of the totals."""
+def test_live_window_has_the_newest_steps() -> None:
+    """`last` keeps that many of the newest steps; totals still cover all of them."""
     found = align([made.rank(made.steps(100, **USUAL))], last=20)
     assert (found.steps[0], found.steps[-1], found.total_steps) == (81, 100, 100)
 
@@ -82,17 +85,18 @@ def test_live_views_take_the_newest_steps() -> None:
 
 
 def warmup_of(*durations: float) -> int:
-    return find_warmup(np.array([durations]))
+    """How many steps of these durations are left out."""
+    return len(align([made.rank(made.steps(len(durations), forward=list(durations)))]).warmup)
 
 
-def test_the_first_step_is_always_warm_up() -> None:
-    """Its begin is no step's end: from five steps on it is left out, however fast."""
+def test_first_step_is_always_warm_up() -> None:
+    """It does not begin at the end of a step: in runs of five steps or more it is left out, however fast."""
     assert warmup_of(*[10.0] * 30) == 1
     assert warmup_of(*[10.0] * 4) == 0
 
 
-def test_a_slow_lead_is_left_out_and_reported() -> None:
-    """Compilation and autotuning: every step up to the last slow one of the lead, with its milliseconds."""
+def test_slow_first_steps_are_left_out_and_reported() -> None:
+    """Compilation and autotuning: every step up to the last slow one is left out, with its milliseconds."""
     slow = [1200.0, 300.0, 10.0, 25.0]
     rows = made.steps(100, forward=[*slow, *[10.0] * 96])
     found = align([made.rank(rows)])
@@ -101,13 +105,13 @@ def test_a_slow_lead_is_left_out_and_reported() -> None:
     assert found.step_ns.max() == 10e6
 
 
-def test_slow_steps_that_keep_coming_are_no_warm_up() -> None:
-    """A step that is slow every tenth time is jitter: only the unbroken lead is left out."""
+def test_slow_steps_that_keep_coming_are_not_warm_up() -> None:
+    """A slow step every ten steps is jitter: only the first step is left out."""
     assert warmup_of(*made.every(10, 50.0, 100, otherwise=10.0)) == 1
 
 
-def test_a_slow_run_is_not_all_warm_up() -> None:
-    """However slow the start, at most a fifth of the run (or 50 steps) is left out."""
+def test_warm_up_is_at_most_a_fifth_of_the_run_and_50_steps() -> None:
+    """However slow the start, no more than that is left out."""
     assert warmup_of(*[100.0] * 50, *[10.0] * 50) <= 20
     assert warmup_of(*[100.0] * 200, *[10.0] * 800) <= 50
 
@@ -115,13 +119,13 @@ def test_a_slow_run_is_not_all_warm_up() -> None:
 # ---- clocks
 
 
-def gpu_rank(device_rows: object, **parts: object) -> made.RankRecording:
+def gpu_rank(device_rows: Any, **parts: Any) -> RankRecording:
     rows = made.steps(50, measured=(*made.ALL_MEASURED, "h2d"), **USUAL, h2d=0.1)
     return made.rank(rows, device={"type": "cuda"}, device_rows=device_rows, **parts)
 
 
-def test_the_device_clock_is_used_when_it_is_complete() -> None:
-    """Device rows for every step, in any order, replace the host's times as a whole."""
+def test_device_clock_is_used_if_complete() -> None:
+    """Device rows for every step, in any order, replace all of the host's times."""
     device = made.device_times(50, input=1, h2d=2, forward=3, backward=4, optimizer=1, wait=0.5)
     found = align([gpu_rank(device[::-1])])
     assert found.clock == "device"
@@ -129,8 +133,8 @@ def test_the_device_clock_is_used_when_it_is_complete() -> None:
     assert (found.step_ns == 11.5e6).all()
 
 
-def test_one_missing_device_step_means_the_host_clock() -> None:
-    """Clocks are never mixed: one step without device times and the whole window is on the host clock."""
+def test_one_step_without_device_times_means_the_host_clock() -> None:
+    """Clocks are never mixed: the whole window is on the host clock."""
     device = made.device_times(50, forward=3)
     holed = device[device["step"] != 25]
     found = align([gpu_rank(holed)])
@@ -139,35 +143,35 @@ def test_one_missing_device_step_means_the_host_clock() -> None:
 
 
 def test_one_rank_without_device_times_means_the_host_clock() -> None:
-    """Nor are they mixed between ranks."""
+    """Clocks are not mixed between ranks either."""
     device = made.device_times(50, forward=3)
     found = align([gpu_rank(device), gpu_rank(None, number=1)])
     assert found.clock == "host"
     assert (found.step_ns == 10.1e6).all()
 
 
-def test_our_own_cost_comes_from_the_rows_and_the_header() -> None:
-    """Switches times their measured cost, plus one row."""
+def test_overhead_comes_from_the_rows_and_the_header() -> None:
+    """Phase switches times their measured cost, plus the cost of one row."""
     rank = made.rank(made.steps(10, **USUAL), overhead={"switch_ns": 400, "row_ns": 1500})
-    assert (align([rank]).own_ns == 5 * 400 + 1500).all()
+    assert (align([rank]).overhead_ns == 5 * 400 + 1500).all()
 
 
-def test_user_phases_carry_the_users_names() -> None:
-    """A used slot appears as `user.<name>`, an unused one not at all."""
+def test_user_phases_have_the_names_that_the_user_gave() -> None:
+    """A used slot appears as `user.<name>`; an unused slot does not appear."""
     rank = made.rank(made.steps(10, **USUAL, user2=4.0), user_names=[None, None, "augment", *[None] * 4])
     found = align([rank])
     assert found.user_keys == ("user.augment",)
     assert (found.of("user.augment") == 4e6).all()
 
 
-def test_loader_workers_come_from_the_epochs() -> None:
-    """The window knows how many workers feed it, so that bursts are understood."""
+def test_loader_workers_come_from_epoch_events() -> None:
+    """The window knows the number of workers, because batches arrive in bursts of that many."""
     events = [{"kind": "epoch_start", "workers": 4}, {"kind": "gc"}]
     assert align([made.rank(made.steps(10, **USUAL), events=events)]).workers == 4
 
 
-def test_a_user_phase_is_one_phase_in_whichever_column() -> None:
-    """r0 meets "log" first, r1 only "augment": names are put together, not columns."""
+def test_user_phases_are_matched_by_name_not_by_column() -> None:
+    """r0 has "augment" in its second column, r1 in its first: it is one phase."""
     none = [None] * 6
     r0 = made.rank(
         made.steps(30, forward=10.0, user0=1.0, user1=2.0), 0, user_names=["log", "augment", *none]

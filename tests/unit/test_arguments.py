@@ -1,4 +1,4 @@
-"""`traceml run ...`: our flags and the script's are told apart without guessing."""
+"""`traceml run ...`: our flags are separated from those of the script without guessing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traceml.cli.arguments import Parsed, parse
+from traceml.cli.run import Parsed, parse
 from traceml.errors import CommandError
 
 
@@ -42,10 +42,10 @@ def parsed(line: str) -> Parsed:
         ("--quiet python -m pkg -- x", {"quiet": "1"}, "python", ["-m", "pkg", "--", "x"]),
     ],
 )
-def test_words_go_to_whom_they_belong(
+def test_our_flags_and_the_scripts_arguments_are_separated(
     line: str, flags: dict[str, str], target: str, arguments: list[str]
 ) -> None:
-    """Ours up to the first word that is none of ours; everything else reaches the script untouched."""
+    """Our flags end at the first word that is not one of them; the rest reaches the script unchanged."""
     found = parsed(line)
     assert (found.flags, found.target, found.arguments) == (flags, target, arguments)
     assert not found.is_module
@@ -59,30 +59,30 @@ def test_words_go_to_whom_they_belong(
         ("--quiet -m pkg.train --quiet -- -m", ["-m"]),
     ],
 )
-def test_a_module(line: str, arguments: list[str]) -> None:
+def test_module_target(line: str, arguments: list[str]) -> None:
     """`-m pkg.train` takes flags and arguments like a script."""
     found = parsed(line)
     assert (found.is_module, found.target, found.arguments) == (True, "pkg.train", arguments)
 
 
-def test_a_native_launch_can_be_asked_for_on_either_side() -> None:
-    """`--disable-traceml` before or after the script, but not after its arguments began."""
+def test_disable_flag_works_before_and_after_the_script() -> None:
+    """`--disable-traceml` works before and after the script, but not among its arguments."""
     assert parsed("--disable-traceml train.py").disabled
     assert parsed("train.py --disable-traceml").disabled
     assert not parsed("train.py -- --disable-traceml").disabled
     assert not parsed("torchrun --disable-traceml").disabled
 
 
-def test_help_is_ours_only_before_the_script() -> None:
-    """`traceml run --help` is ours, `traceml run train.py --help` is the script's."""
+def test_help_after_the_script_belongs_to_the_script() -> None:
+    """`traceml run --help` is ours; `traceml run train.py --help` belongs to the script."""
     assert parsed("--help").help
     assert not parsed("train.py --help").help
 
 
-def test_nothing_given_is_no_target() -> None:
-    """Without words there is no target, which the command turns into its one line."""
-    assert parsed("").target is None
-    assert parsed("--quiet").target is None
+def test_without_words_there_is_no_target() -> None:
+    """Without words there is no target; the command reports that."""
+    assert parsed("").target == ""
+    assert parsed("--quiet").target == ""
 
 
 @pytest.mark.parametrize(
@@ -95,15 +95,15 @@ def test_nothing_given_is_no_target() -> None:
         ("--args", "before the script's arguments"),
     ],
 )
-def test_mistakes_are_one_clear_line(line: str, words: str) -> None:
-    """What is wrong, in one line, with exit code 2."""
+def test_usage_errors_are_clear(line: str, words: str) -> None:
+    """A usage error says what is wrong and has exit code 2."""
     with pytest.raises(CommandError, match=words) as problem:
         parsed(line)
     assert problem.value.exit_code == 2
 
 
 @given(arguments=st.lists(st.text(max_size=12), max_size=6))
-def test_after_the_separator_nothing_is_touched(arguments: list[str]) -> None:
-    """Whatever follows `--` reaches the script word for word."""
+def test_words_after_the_separator_are_unchanged(arguments: list[str]) -> None:
+    """Everything after `--` reaches the script unchanged."""
     assert parse(["train.py", "--", *arguments]).arguments == arguments
     assert parse(["some-launcher", *arguments]).arguments == arguments

@@ -1,4 +1,4 @@
-"""Ranks that were started again: which recordings belong together, and what is said of the others."""
+"""Restarted ranks: which recordings belong together, and what the summary says about the others."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from tests.unit import made
 from traceml.analyze.align import align
 from traceml.analyze.attempts import find_attempts
 from traceml.analyze.summarize import summarize
-from traceml.schema.facts import RunFacts
-from traceml.schema.recorded import RankRecording, RunRecording
+from traceml.schema.recorded import RankRecording, RunFacts
+from traceml.schema.summary import Attempt, EndedFirst
 
 S = 1_000_000_000
-USUAL = {"input": 2.0, "forward": 4.0, "backward": 3.0, "optimizer": 1.0}
+USUAL: dict[str, Any] = {"input": 2.0, "forward": 4.0, "backward": 3.0, "optimizer": 1.0}
 FACTS = RunFacts("demo", status="completed", exit_code=0, begin_ns=0, end_ns=100 * S)
 
 
 def started(at_s: float, rank: int, steps: int = 40, **parts: Any) -> RankRecording:
-    """A process that began to record then, with steps of 10 ms from then on."""
+    """A process that started recording at this time, with steps of 10 ms from then on."""
     rows = made.steps(steps, **USUAL)
     moved = int(at_s * S) - (int(rows["begin_ns"][0]) if steps else 0)
     rows["begin_ns"] += moved
@@ -28,7 +28,7 @@ def started(at_s: float, rank: int, steps: int = 40, **parts: Any) -> RankRecord
 
 
 def ended(recording: RankRecording, at_s: float, closed: bool = False, phase: str = "wait") -> dict[str, Any]:
-    """What the monitor notes when this process is gone."""
+    """What the monitor records when this process is gone."""
     step = int(recording.rows["step"][-1]) if len(recording.rows) else 0
     who = {"rank": recording.rank, "pid": recording.pid, "step": step}
     return {
@@ -41,8 +41,8 @@ def ended(recording: RankRecording, at_s: float, closed: bool = False, phase: st
     }
 
 
-def test_a_rank_that_restarted_counts_once_with_its_latest_steps() -> None:
-    """The newest recording that completed steps is the rank; one that has none yet changes nothing."""
+def test_restarted_rank_counts_once_with_its_newest_steps() -> None:
+    """The newest recording with steps is used; a newer one without steps changes nothing."""
     old, new, unborn = started(1, 0, 90), started(5, 0, 30), started(9, 0, 0)
     found = find_attempts([new, unborn, old])
     assert found.chosen == {0: new}
@@ -50,8 +50,8 @@ def test_a_rank_that_restarted_counts_once_with_its_latest_steps() -> None:
     assert align([new, unborn, old]).total_steps == 30
 
 
-def test_steps_of_two_attempts_are_never_put_side_by_side() -> None:
-    """Rank 1 ended before its first step of the second attempt: its rows of the first are not used."""
+def test_steps_of_two_attempts_are_never_compared() -> None:
+    """Rank 1 ended before its first step in the second attempt: its rows of the first one are not used."""
     first = [started(1, 0, 15), started(1.1, 1, 15)]
     second = [started(9, 0, 20)]
     found = find_attempts([*first, *second])
@@ -60,45 +60,45 @@ def test_steps_of_two_attempts_are_never_put_side_by_side() -> None:
     assert align([*first, *second]).ranks == (0,)
 
 
-def test_a_rank_that_went_on_stays_when_another_is_replaced() -> None:
-    """Only rank 1 was started again while rank 0 trained on: both are in the window."""
+def test_rank_that_continued_is_kept_when_another_restarts() -> None:
+    """Only rank 1 restarted while rank 0 continued: both are in the window."""
     steady, old, new = started(1, 0, 2000), started(1, 1, 100), started(6, 1, 900)
     found = find_attempts([steady, old, new])
     assert found.chosen == {0: steady, 1: new}
 
 
-def test_an_attempt_that_hardly_began_does_not_hide_the_one_before() -> None:
-    """One step tells nothing: the attempt with thousands of steps is what the summary is about."""
+def test_attempt_with_one_step_does_not_hide_the_one_before() -> None:
+    """One step shows nothing: the summary covers the attempt with many steps."""
     long, short = started(1, 0, 500), started(50, 0, 1)
     assert find_attempts([long, short]).chosen == {0: long}
 
 
-def test_a_helper_with_the_rank_s_environment_replaces_nobody() -> None:
-    """It says to be r0 while r0 trains: r0's own steps count, and the helper is named."""
+def test_helper_process_with_a_rank_s_environment_is_left_out() -> None:
+    """It claims to be r0 while r0 trains: the steps of the real r0 count, and a note names the helper."""
     ranks = [started(0, 0, steps=300), started(0, 1, steps=300), started(0.5, 0, steps=5, pid=999)]
     found = find_attempts(ranks)
     assert [r.pid for r in found.chosen.values()] == [ranks[0].pid, ranks[1].pid]
     assert found.before == []
-    run = summarize(RunRecording(ranks=ranks), FACTS).run
-    assert run.steps["total"] == 300
+    run = summarize(made.run(*ranks), FACTS).run
+    assert run.steps.total == 300
     assert (
-        "r0 was also recorded by another process at the same time (pid 999, 5 step(s)): left out."
+        "Another process (pid 999, 5 step(s)) also recorded as r0 at the same time; it is left out."
         in run.notes
     )
 
 
-def test_machines_with_other_clocks_are_told_apart_by_their_wall_clocks() -> None:
-    """A machine's own clock begins at its boot; the wall clock at the start of a recording ties it."""
+def test_attempts_on_machines_with_different_clocks_are_matched_by_wall_clock() -> None:
+    """A machine's monotonic clock starts at boot; the wall clock at the start of a recording relates them."""
 
     def elsewhere(recording: RankRecording) -> RankRecording:
         process = recording.header["process"]
         ahead = {**process, "wall_ns": process["clock_ns"], "clock_ns": process["clock_ns"] + 7000 * S}
         header = {**recording.header, "process": ahead}
-        header["identity"] = {**recording.identity, "host": "other"}
         rows = recording.rows.copy()
         rows["begin_ns"] += 7000 * S
         rows["end_ns"] += 7000 * S
-        return replace(recording, header=header, rows=rows, node=1)
+        identity = replace(recording.identity, host="other")
+        return replace(recording, header=header, rows=rows, node=1, identity=identity)
 
     first = [started(1, 0), elsewhere(started(1.2, 1))]
     second = [started(20, 0), elsewhere(started(20.2, 1))]
@@ -107,39 +107,42 @@ def test_machines_with_other_clocks_are_told_apart_by_their_wall_clocks() -> Non
     assert found.before == [dict(enumerate(first))]
 
 
-def test_the_summary_says_why_the_attempt_before_ended_and_what_it_cost() -> None:
-    """Rank 1 raised in the first attempt: a note, the list of attempts, and its seconds in the account."""
+def test_summary_says_why_the_earlier_attempt_ended_and_what_it_cost() -> None:
+    """Rank 1 raised in the first attempt: in the notes, the list of attempts, and the accounting."""
     error = {"kind": "error", "message": "ValueError: bad batch", "time_ns": 2 * S}
     first = [started(1, 0, 15), started(1, 1, 15, events=[error])]
     second = [started(9, 0), started(9, 1)]
     noticed = [ended(first[0], 2.1, phase="sync"), ended(first[1], 2.2)]
-    run = summarize(RunRecording(ranks=[*first, *second], monitor_events=noticed), FACTS).run
+    run = summarize(made.run(*first, *second, monitor_events=noticed), FACTS).run
     assert run.status == "completed"
-    assert run.steps["total"] == 40
-    assert run.ranks["ended_first"] is None
-    (attempt,) = run.ranks["earlier_attempts"]
-    assert attempt["steps"] == 15
-    assert attempt["ended_first"] == {"rank": 1, "step": 15, "phase": "wait", "together": False}
+    assert run.steps.total == 40
+    assert run.ranks.ended_first is None
+    (attempt,) = run.ranks.earlier_attempts
+    assert attempt.steps == 15
+    assert attempt.ended_first == EndedFirst(1, 15, "wait")
     (note,) = [n for n in run.notes if "ran 2 times" in n]
-    assert "completed 15 step(s): r1 ended first: after step 15, in wait; r1: ValueError: bad batch." in note
+    assert "completed 15 step(s): r1 ended first (after step 15, in wait); r1: ValueError: bad batch." in note
     assert run.accounting["earlier_attempts_s"] == 8.0
     assert sum(v for v in run.accounting.values() if v is not None) == run.duration_s
 
 
-def test_the_end_of_a_failed_run_is_that_of_its_last_attempt() -> None:
-    """In the first attempt rank 1 went first, in the last one rank 0: the run's end names rank 0."""
+def test_end_of_a_failed_run_is_the_end_of_its_last_attempt() -> None:
+    """Rank 1 ended first in the first attempt, rank 0 in the last one: the run's end names rank 0."""
     first, second = [started(1, 0), started(1, 1)], [started(9, 0), started(9, 1)]
     noticed = [ended(first[1], 3), ended(first[0], 4), ended(second[0], 11), ended(second[1], 12)]
     facts = replace(FACTS, status="failed", exit_code=1)
-    run = summarize(RunRecording(ranks=[*first, *second], monitor_events=noticed), facts).run
-    assert run.ranks["ended_first"]["rank"] == 0
-    assert run.ranks["earlier_attempts"][0]["ended_first"]["rank"] == 1
+    run = summarize(made.run(*first, *second, monitor_events=noticed), facts).run
+    assert run.ranks.ended_first is not None
+    assert run.ranks.ended_first.rank == 0
+    (earlier,) = run.ranks.earlier_attempts
+    assert earlier.ended_first is not None
+    assert earlier.ended_first.rank == 1
 
 
-def test_two_trainings_one_after_the_other_are_not_a_failure() -> None:
-    """A command that trains twice: the first is mentioned without a reason, because it ended well."""
+def test_two_trainings_in_sequence_are_not_a_failure() -> None:
+    """A command trains twice: the first training is mentioned without a reason, because it ended well."""
     first, second = started(1, 0), started(9, 0)
     noticed = [ended(first, 3, closed=True), ended(second, 12, closed=True)]
-    run = summarize(RunRecording(ranks=[first, second], monitor_events=noticed), FACTS).run
-    assert run.ranks["earlier_attempts"] == [{"steps": 40, "ended_first": None, "reason": None}]
+    run = summarize(made.run(first, second, monitor_events=noticed), FACTS).run
+    assert run.ranks.earlier_attempts == [Attempt(40)]
     assert any(note.endswith("they completed 40 step(s).") for note in run.notes)

@@ -1,7 +1,8 @@
-"""The one broad handler, and what is said to the user."""
+"""The one broad exception handler, and messages to the user."""
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import pytest
@@ -11,31 +12,29 @@ from traceml.errors import CommandError, TraceMLError, failsafe, say
 
 
 @pytest.fixture(autouse=True)
-def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test starts with nothing said."""
+def no_messages_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test starts without earlier messages."""
     monkeypatch.setattr(errors, "_said", set())
 
 
-def test_a_failure_is_said_once_and_answered(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever breaks in us: one line, the fallback, training goes on."""
-    failing = failsafe("reading the moon", 7)(lambda: 1 / 0)
+def test_failure_is_reported_once_and_returns_the_fallback(capsys: pytest.CaptureFixture[str]) -> None:
+    """Any failure in TraceML gives one line and the fallback, and training continues."""
+    failing = failsafe("reading a file", 7)(lambda: 1 / 0)
     assert [failing(), failing()] == [7, 7]
-    said = capsys.readouterr()
-    assert (
-        said.err
-        == "traceml: reading the moon failed (ZeroDivisionError: division by zero); training goes on\n"
-    )
-    assert said.out == ""
+    shown = capsys.readouterr()
+    what = "reading a file failed (ZeroDivisionError: division by zero)"
+    assert shown.err == f"traceml: {what}; training goes on\n"
+    assert shown.out == ""
 
 
-def test_what_works_is_untouched() -> None:
-    """Arguments and results pass through."""
+def test_arguments_and_result_pass_through() -> None:
+    """A function that does not fail behaves as without the handler."""
     assert failsafe("adding", None)(lambda a, b=1: a + b)(2, b=3) == 5
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_the_users_own_ending_is_never_swallowed(kind: type[BaseException]) -> None:
-    """Ctrl-C and sys.exit inside our code reach the user's."""
+def test_interrupt_and_exit_are_not_swallowed(kind: type[BaseException]) -> None:
+    """Ctrl-C and sys.exit inside our code reach the user's code."""
 
     def ends() -> None:
         raise kind
@@ -44,16 +43,16 @@ def test_the_users_own_ending_is_never_swallowed(kind: type[BaseException]) -> N
         failsafe("anything", None)(ends)()
 
 
-def test_a_failure_can_switch_recording_off() -> None:
-    """`on_failure` is called each time."""
+def test_on_failure_is_called() -> None:
+    """A failure can switch recording off through `on_failure`."""
     calls: list[int] = []
     failsafe("x", None, lambda: calls.append(1))(lambda: 1 / 0)()
     assert calls == [1]
 
 
 @pytest.mark.parametrize("broken", [None, "closed"])
-def test_no_standard_error_is_no_error(monkeypatch: pytest.MonkeyPatch, broken: str | None) -> None:
-    """A process without standard error (a service, pythonw) is not harmed by our having something to say."""
+def test_missing_standard_error_is_no_error(monkeypatch: pytest.MonkeyPatch, broken: str | None) -> None:
+    """Messages do not harm a process without standard error (a service, pythonw)."""
     import io
 
     stream = None
@@ -65,8 +64,35 @@ def test_no_standard_error_is_no_error(monkeypatch: pytest.MonkeyPatch, broken: 
     assert sys.stderr is stream
 
 
-def test_a_command_error_carries_its_exit_code() -> None:
-    """2 unless said otherwise: training never started."""
+def test_command_error_carries_its_exit_code() -> None:
+    """The exit code is 2 by default: training never started."""
     assert CommandError("x").exit_code == 2
     assert CommandError("x", 3).exit_code == 3
     assert isinstance(CommandError("x"), TraceMLError)
+
+
+def test_exception_of_a_signal_handler_passes() -> None:
+    """A handler that raises while our code runs interrupts the user's program, as it would without us."""
+
+    def ring(*_: object) -> None:
+        raise TimeoutError("the user's alarm")
+
+    before = signal.signal(signal.SIGUSR1, ring)
+    try:
+        with pytest.raises(TimeoutError, match="the user's alarm"):
+            failsafe("something of ours", None)(signal.raise_signal)(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_exception_of_the_users_own_class_passes() -> None:
+    """Neither Python nor a library of ours defines it, so it is not our error."""
+
+    class Stop(Exception):
+        pass
+
+    def stopped() -> None:
+        raise Stop
+
+    with pytest.raises(Stop):
+        failsafe("something of ours", None)(stopped)()

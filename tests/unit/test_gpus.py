@@ -1,4 +1,4 @@
-"""GPU gauges behind a simulated NVML: only the job's devices, null where the driver does not tell."""
+"""GPU gauges with a simulated NVML: only the job's devices, null where the driver gives no answer."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from traceml.collect.gauges import gpu_columns, process_gpu_bytes
-from traceml.collect.gpus import GpuReading, NoGpus, NvmlGpus, visible_indices
+from traceml.monitor.gpus import GpuReading, NvmlGpus, gpu_columns, process_gpu_bytes, visible_indices
 from traceml.schema import catalog as c
 
 UUIDS = ["GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3"]
 
 
 class SimulatedNvml:
-    """Enough of pynvml: `silent` questions raise its error, as drivers do for what they do not support."""
+    """The part of pynvml that is used. `silent` questions raise its error, like those a driver lacks."""
 
     class NVMLError(Exception):
         """NVML's own error."""
@@ -97,14 +96,14 @@ def test_only_the_devices_that_the_job_sees(visible: str | None, expected: list[
 
 
 def test_a_reading_of_each_visible_device() -> None:
-    """Units are watts, bytes, percent and degrees; devices that the job does not see are not asked."""
+    """In watts, bytes, percent and degrees; devices that the job does not see are not asked."""
     found = NvmlGpus(SimulatedNvml(), "1").read()
     assert found == [GpuReading(20.0, 2000.0, 10000.0, 61, 150.0, 300.0, {})]
 
 
 @pytest.mark.parametrize("question", EVERY_QUESTION)
-def test_a_question_that_the_driver_refuses_is_null(question: str) -> None:
-    """One unsupported reading is null and costs none of the others."""
+def test_a_reading_that_the_driver_lacks_is_null(question: str) -> None:
+    """One unsupported reading is null and does not affect the others."""
     whole = NvmlGpus(SimulatedNvml(), "0").read()[0]
     found = NvmlGpus(SimulatedNvml(silent=(question,)), "0").read()[0]
     fields = GpuReading.__dataclass_fields__
@@ -116,13 +115,12 @@ def test_a_question_that_the_driver_refuses_is_null(question: str) -> None:
 
 
 def test_a_machine_without_gpus_has_no_reading() -> None:
-    """No driver, no reading, no complaint: every column is NaN, which becomes null."""
-    assert NoGpus().read() == []
+    """Every column is NaN, which becomes null."""
     assert all(math.isnan(v) for v in gpu_columns([]))
 
 
 def test_the_columns_are_those_of_the_catalogue() -> None:
-    """util mean and spread, the fullest, the hottest, total power, the worst power share, in this order."""
+    """Mean and spread of utilization, fullest, hottest, total power, worst power share, in this order."""
     readings = NvmlGpus(SimulatedNvml(), None).read()
     keys = [m.key for m in c.SYSTEM_METRICS if m.key.startswith("gpu_")]
     assert dict(zip(keys, gpu_columns(readings), strict=True)) == {
@@ -137,19 +135,19 @@ def test_the_columns_are_those_of_the_catalogue() -> None:
 
 
 def test_one_gpu_has_no_spread() -> None:
-    """Uneven needs two: the spread of one device is null, not 0."""
+    """A spread needs two devices: that of one is null, not 0."""
     assert math.isnan(gpu_columns(NvmlGpus(SimulatedNvml(1), None).read())[1])
 
 
-def test_a_device_that_tells_nothing_is_null_in_every_column() -> None:
-    """A device that answers no question counts nowhere as 0."""
+def test_a_device_that_answers_nothing_is_null_in_every_column() -> None:
+    """It never counts as 0."""
     assert all(
         math.isnan(v) for v in gpu_columns(NvmlGpus(SimulatedNvml(silent=EVERY_QUESTION), None).read())
     )
 
 
 def test_device_memory_of_a_process_is_its_sum_over_devices() -> None:
-    """A process on two devices uses what it uses on both."""
+    """A process on two devices uses the memory of both."""
     nvml = SimulatedNvml()
     nvml.processes = {0: [(7, 100), (8, 50)], 1: [(7, 200)]}
     readings = NvmlGpus(nvml, None).read()
@@ -157,7 +155,7 @@ def test_device_memory_of_a_process_is_its_sum_over_devices() -> None:
     assert process_gpu_bytes(readings, 8) == 50
 
 
-def test_device_memory_that_the_driver_does_not_tell_is_null() -> None:
+def test_unknown_device_memory_of_a_process_is_null() -> None:
     """Listed without a number, or not listed (another pid namespace): unknown, not 0 bytes."""
     nvml = SimulatedNvml()
     nvml.processes = {0: [(7, None)], 1: [(8, 50)]}

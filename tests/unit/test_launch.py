@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import traceml
-from traceml.collect.launch import injected_environment, native_environment, python_command
 from traceml.errors import CommandError
+from traceml.monitor.launch import injected_environment, native_environment, python_command
 
 INJECT = str(Path(traceml.__file__).parent / "inject")
 
@@ -45,12 +45,12 @@ def test_a_folder_with_a_main_is_a_script(here: Path) -> None:
     assert python_command("app", [], False) == [sys.executable, "app"]
 
 
-def test_any_other_command_runs_as_it_stands(here: Path) -> None:
+def test_any_other_command_runs_unchanged(here: Path) -> None:
     """torchrun, accelerate, env: untouched."""
     assert python_command("env", ["-u", "X", "train.py"], False) == ["env", "-u", "X", "train.py"]
 
 
-def test_what_cannot_be_started_is_one_clear_line(here: Path) -> None:
+def test_target_that_cannot_be_started_gives_one_clear_line(here: Path) -> None:
     """Missing script, folder named like one, file that is no program, unknown command: exit code 2."""
     (here / "folder.py").mkdir()
     (here / "notes.txt").write_text("hello")
@@ -66,7 +66,7 @@ def test_what_cannot_be_started_is_one_clear_line(here: Path) -> None:
         assert "\n" not in str(problem.value)
 
 
-def test_the_injected_folder_comes_first_and_nothing_is_lost() -> None:
+def test_injected_folder_comes_first_and_the_rest_is_kept() -> None:
     """Our folder leads PYTHONPATH, the user's entries and variables follow."""
     found = injected_environment({"PYTHONPATH": "/a:/b", "HOME": "/h"}, Path("/run"))
     assert found["PYTHONPATH"] == os.pathsep.join([INJECT, "/a:/b"])
@@ -81,6 +81,6 @@ def test_a_run_that_is_not_disabled_records(value: str) -> None:
     assert "TRACEML_DISABLED" not in injected_environment({"TRACEML_DISABLED": value}, Path("/run"))
 
 
-def test_a_native_launch_has_nothing_of_ours() -> None:
+def test_native_launch_has_none_of_our_variables() -> None:
     """A disabled run inside another run does not record into it."""
-    assert native_environment({"A": "1", "TRACEML_RUN_DIR": "/run"}) == {"A": "1"}
+    assert native_environment({"A": "1", "TRACEML_RUN_DIR": "/run"}) == {"A": "1", "TRACEML_DISABLED": "1"}

@@ -6,26 +6,26 @@ import gc
 
 import pytest
 
-from traceml.capture.leader import ENDS_STEP, EXTENDS_STEP, NOTHING, Leader
+from traceml.capture.leading_optimizer import ENDS_STEP, EXTENDS_STEP, NOTHING, LeadingOptimizer
 
 
 class Optimizer:
     """Anything that can step."""
 
 
-def steps(leader: Leader, *optimizers: Optimizer) -> list[int]:
+def steps(leader: LeadingOptimizer, *optimizers: Optimizer) -> list[int]:
     return [leader.stepped(o) for o in optimizers]
 
 
 def test_one_optimizer_ends_every_step() -> None:
     """The common case, with or without batches being announced."""
     only = Optimizer()
-    assert steps(Leader(), *[only] * 20) == [ENDS_STEP] * 20
+    assert steps(LeadingOptimizer(), *[only] * 20) == [ENDS_STEP] * 20
 
 
 def test_the_only_optimizer_is_known_after_a_while() -> None:
-    """After a few rounds nobody needs to be asked, until another one steps."""
-    leader, only = Leader(), Optimizer()
+    """After a few rounds the only optimizer is known as the leader, until another one steps."""
+    leader, only = LeadingOptimizer(), Optimizer()
     steps(leader, *[only] * 6)
     assert leader.only == id(only)
     leader.stepped(Optimizer())
@@ -34,8 +34,8 @@ def test_the_only_optimizer_is_known_after_a_while() -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_a_cycle_of_optimizers_is_one_step(count: int) -> None:
-    """GAN: a step is one round of all; the first round's row grows, later ones end with the last."""
-    leader, cycle = Leader(), [Optimizer() for _ in range(count)]
+    """GAN: a step is one round of all optimizers; from the second round on, the last one ends it."""
+    leader, cycle = LeadingOptimizer(), [Optimizer() for _ in range(count)]
     assert steps(leader, *cycle) == [ENDS_STEP, *[EXTENDS_STEP] * (count - 1)]
     leader.new_batch()
     for _ in range(10):
@@ -44,7 +44,7 @@ def test_a_cycle_of_optimizers_is_one_step(count: int) -> None:
 
 def test_a_cycle_without_loader_is_found_by_repetition() -> None:
     """Without batches the first optimizer coming again closes the first cycle."""
-    leader, a, b = Leader(), Optimizer(), Optimizer()
+    leader, a, b = LeadingOptimizer(), Optimizer(), Optimizer()
     assert steps(leader, a, b) == [ENDS_STEP, EXTENDS_STEP]
     assert leader.undecided
     assert steps(leader, a, b, a, b) == [NOTHING, ENDS_STEP, NOTHING, ENDS_STEP]
@@ -53,7 +53,7 @@ def test_a_cycle_without_loader_is_found_by_repetition() -> None:
 
 def test_a_discriminator_that_steps_more_often_is_part_of_the_step() -> None:
     """WGAN: five steps of the critic for one of the generator are one training step."""
-    leader, critic, generator = Leader(), Optimizer(), Optimizer()
+    leader, critic, generator = LeadingOptimizer(), Optimizer(), Optimizer()
     steps(leader, critic, generator)
     leader.new_batch()
     for _ in range(10):
@@ -62,14 +62,14 @@ def test_a_discriminator_that_steps_more_often_is_part_of_the_step() -> None:
 
 def test_a_late_second_optimizer_does_not_split_steps() -> None:
     """An optimizer that joins later, before the leader, adds no step of its own."""
-    leader, main, late = Leader(), Optimizer(), Optimizer()
+    leader, main, late = LeadingOptimizer(), Optimizer(), Optimizer()
     steps(leader, *[main] * 10)
     assert [steps(leader, late, main) for _ in range(5)] == [[NOTHING, ENDS_STEP]] * 5
 
 
 def test_a_retired_leader_is_replaced() -> None:
     """The second stage of a training uses another optimizer: after a short patience it leads."""
-    leader, old, new = Leader(), Optimizer(), Optimizer()
+    leader, old, new = LeadingOptimizer(), Optimizer(), Optimizer()
     steps(leader, *[old] * 10)
     answers = steps(leader, *[new] * 10)
     assert answers[0] == NOTHING
@@ -78,7 +78,7 @@ def test_a_retired_leader_is_replaced() -> None:
 
 def test_a_leader_that_is_gone_is_replaced_at_once() -> None:
     """A collected optimizer never steps again: the next one leads without patience."""
-    leader, old = Leader(), Optimizer()
+    leader, old = LeadingOptimizer(), Optimizer()
     steps(leader, *[old] * 10)
     new = Optimizer()
     del old
@@ -88,7 +88,7 @@ def test_a_leader_that_is_gone_is_replaced_at_once() -> None:
 
 def test_a_batch_before_any_step_decides_nothing() -> None:
     """Fetching is no step: the first optimizer still opens the first cycle."""
-    leader, a, b = Leader(), Optimizer(), Optimizer()
+    leader, a, b = LeadingOptimizer(), Optimizer(), Optimizer()
     leader.new_batch()
     assert leader.undecided
     assert steps(leader, a, b) == [ENDS_STEP, EXTENDS_STEP]
@@ -97,7 +97,7 @@ def test_a_batch_before_any_step_decides_nothing() -> None:
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_every_round_is_counted_once(count: int) -> None:
     """However many optimizers, n rounds are n steps: none lost, none counted twice."""
-    leader, cycle = Leader(), [Optimizer() for _ in range(count)]
+    leader, cycle = LeadingOptimizer(), [Optimizer() for _ in range(count)]
     ended = 0
     for _ in range(50):
         ended += steps(leader, *cycle).count(ENDS_STEP)

@@ -1,4 +1,4 @@
-"""The one diagnosis of the run: which finding it is, and what mending it would bring."""
+"""The primary diagnosis: which finding it is, and how much fixing it would gain."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.unit import made
-from traceml.analyze.primary import choose
+from traceml.analyze.diagnose import choose_primary as choose
 from traceml.analyze.summarize import summarize
-from traceml.schema.facts import RunFacts
+from traceml.schema.recorded import RunFacts
 from traceml.schema.summary import CRIT, INFO, WARN, Finding, Primary
 
 
@@ -37,28 +37,28 @@ INPUT = finding("INPUT_BOUND", WARN, evidence={"cost_ms": 25.0}, score=0.25, pha
         ([finding("INCOMPLETE_DATA")], [BALANCED], [NORMAL], "INCOMPLETE_DATA", "step_time"),
     ],
 )
-def test_the_order_of_what_becomes_primary(
+def test_primary_diagnosis_follows_the_order_of_precedence(
     step_time: list[Finding], memory: list[Finding], system: list[Finding], kind: str, section: str
 ) -> None:
-    """Step time first, then critical memory, then idle GPUs, then what step time says in peace."""
+    """Step-time problems, then critical memory, then idle GPUs, then any other step-time finding."""
     found = choose(step_time, memory, system, 100.0)
     assert (found.kind, found.section) == (kind, section)
 
 
-def test_the_primary_is_the_finding_with_a_potential() -> None:
-    """Everything of the finding comes along, and how much faster a step would be without the cost."""
+def test_primary_diagnosis_is_the_finding_with_its_potential_speedup() -> None:
+    """It has all fields of the finding, and how much faster a step would be without the cost."""
     found = choose([INPUT, finding("WAIT_HEAVY", WARN)], [BALANCED], [NORMAL], 100.0)
     assert (found.summary, found.action, found.score) == ("why INPUT_BOUND", "do INPUT_BOUND", 0.25)
     assert (found.phase, found.ranks) == ("input", [0])
     assert found.potential_speedup == pytest.approx(100 / 75)
-    assert found.potential_how == "mean step 100.0 ms, 75.0 ms without the named 25.0 ms"
+    assert found.potential_how == "mean step 100.0 ms, 75.0 ms without these 25.0 ms"
 
 
 @pytest.mark.parametrize(
     ("cost", "step_ms"), [(None, 100.0), (0.0, 100.0), (25.0, None), (100.0, 100.0), (140.0, 100.0)]
 )
-def test_a_potential_that_makes_no_sense_is_null(cost: float | None, step_ms: float | None) -> None:
-    """No cost, no step, or a cost of the whole step: no promise is made."""
+def test_meaningless_speedup_is_null(cost: float | None, step_ms: float | None) -> None:
+    """No cost, no step time, or a cost of at least the whole step: no speedup is claimed."""
     evidence = {} if cost is None else {"cost_ms": cost}
     found = choose([finding("INPUT_BOUND", CRIT, evidence=evidence)], [BALANCED], [NORMAL], step_ms)
     assert (found.potential_speedup, found.potential_how) == (None, None)
@@ -70,21 +70,21 @@ def primary_of(count: int = 100, **phases: Any) -> Primary:
     return summarize(recording, RunFacts("demo")).primary_diagnosis
 
 
-def test_the_potential_of_an_input_bound_run() -> None:
-    """40 ms of 100 are input: without it a step takes 60, which is 1.67 times as fast."""
+def test_speedup_of_an_input_bound_run() -> None:
+    """40 of 100 ms are input: without it a step takes 60 ms, which is 1.67 times as fast."""
     found = primary_of(input=40, forward=40, backward=20)
     assert found.kind == "INPUT_BOUND"
     assert found.potential_speedup == pytest.approx(100 / 60)
 
 
-def test_the_potential_of_a_jittery_run() -> None:
+def test_speedup_of_a_run_with_jitter() -> None:
     """Without its slow steps the mean step is the typical step."""
     found = primary_of(101, forward=made.every(10, 400.0, 101, otherwise=100.0, offset=5))
     assert found.kind == "JITTER"
     assert found.potential_speedup == pytest.approx(1.3)
 
 
-def test_a_compute_bound_run_promises_nothing() -> None:
-    """Model work is no waste: no potential."""
+def test_compute_bound_run_has_no_speedup() -> None:
+    """Model work is not waste."""
     found = primary_of(forward=50, backward=50)
     assert (found.kind, found.potential_speedup) == ("COMPUTE_BOUND", None)

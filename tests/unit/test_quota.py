@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from traceml.collect.quota import CpuQuota, read_quota
+from traceml.monitor.cpu_quota import CpuQuota, read_quota
 
 
 @pytest.fixture
@@ -35,24 +35,24 @@ STAT = "nr_periods 10\nnr_throttled 3\nthrottled_usec 1500\n"
 
 
 def test_no_cgroup_is_no_quota(tmp_path: Path) -> None:
-    """A machine without cgroups: nothing known, nothing raised."""
+    """Without cgroups nothing is known, and nothing is raised."""
     assert read_quota(tmp_path / "none", tmp_path / "none") == CpuQuota(None, None)
 
 
 def test_version_two(tree: Path) -> None:
-    """cpu.max is quota and period in µs; cpu.stat tells the time stopped."""
+    """cpu.max holds quota and period in µs, cpu.stat the time spent stopped."""
     put(tree, cpu__max="250000 100000\n", cpu__stat=STAT)
     assert read(tree) == CpuQuota(2.5, 1500)
 
 
 def test_no_limit_is_none_and_not_zero(tree: Path) -> None:
-    """`max` is no quota; then there is no throttling to speak of either."""
+    """`max` means no quota, and so no throttling either."""
     put(tree, cpu__max="max 100000\n", cpu__stat=STAT)
     assert read(tree) == CpuQuota(None, None)
 
 
-def test_the_tightest_group_on_the_way_counts(tree: Path) -> None:
-    """A pod's limit holds for its containers, and the other way round."""
+def test_the_tightest_group_up_to_the_root_counts(tree: Path) -> None:
+    """A pod may have a tighter limit than its container, or the other way round."""
     put(tree / "pod", cpu__max="100000 100000", cpu__stat=STAT)
     put(tree / "pod" / "box", cpu__max="400000 100000", cpu__stat="throttled_usec 7\n")
     assert read(tree, "0::/pod/box\n") == CpuQuota(1.0, 1500)
@@ -60,14 +60,14 @@ def test_the_tightest_group_on_the_way_counts(tree: Path) -> None:
     assert read(tree, "0::/pod/box\n") == CpuQuota(0.5, 7)
 
 
-def test_somebody_elses_group_does_not_count(tree: Path) -> None:
+def test_groups_of_others_do_not_count(tree: Path) -> None:
     """Only the groups from ours up to the root."""
     put(tree / "other", cpu__max="10000 100000", cpu__stat=STAT)
     assert read(tree, "0::/ours\n") == CpuQuota(None, None)
 
 
 def test_version_one(tree: Path) -> None:
-    """cfs quota and period, throttled time in ns."""
+    """It has files for quota and period in µs; the throttled time is in ns."""
     put(
         tree / "cpu,cpuacct" / "box",
         cpu__cfs_quota_us="150000",
@@ -79,26 +79,26 @@ def test_version_one(tree: Path) -> None:
 
 
 def test_version_one_without_a_limit(tree: Path) -> None:
-    """-1 is no quota."""
+    """-1 means no quota."""
     put(tree / "cpu", cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")
     assert read(tree) == CpuQuota(None, None)
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "1 2 3", "x 100000"])
-def test_a_file_that_makes_no_sense_is_no_quota(tree: Path, text: str) -> None:
-    """Odd contents are not guessed at."""
+def test_a_nonsensical_file_is_no_quota(tree: Path, text: str) -> None:
+    """Its content is not guessed."""
     put(tree, cpu__max=text)
     assert read(tree) == CpuQuota(None, None)
 
 
 def test_a_period_of_zero_is_no_quota(tree: Path) -> None:
-    """A file that would divide by nothing is not believed."""
+    """A division by zero is avoided in both versions."""
     put(tree, cpu__max="100000 0")
     put(tree / "cpu", cpu__cfs_quota_us="100000", cpu__cfs_period_us="0")
     assert read(tree) == CpuQuota(None, None)
 
 
 def test_a_quota_without_statistics_has_unknown_throttling(tree: Path) -> None:
-    """A limit is known, the time stopped is null, not 0."""
+    """The limit is known; the time spent stopped is null, not 0."""
     put(tree, cpu__max="200000 100000")
     assert read(tree) == CpuQuota(2.0, None)

@@ -1,9 +1,10 @@
-"""The recording: whatever happens to the file or to its writer, what is read is an exact prefix."""
+"""The recording: whatever happens to the file or its writer, readers get an exact prefix of the rows."""
 
 from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import shutil
 import signal
@@ -16,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceml.recording import format as layout
+from traceml.recording import layout
 from traceml.recording import writer as writing
-from traceml.recording.reader import RecordingReader, UnreadableRecording
+from traceml.recording.reader import RecordingReader, UnreadableRecording, names_of
 from traceml.recording.writer import CHUNK_BYTES, RecordingWriter
 from traceml.schema import catalog as c
 
@@ -74,8 +75,8 @@ def try_reading(path: Path) -> tuple[np.ndarray, str]:
         return np.zeros(0), str(problem)
 
 
-def test_everything_appended_is_read_at_once(tmp_path: Path) -> None:
-    """A row is on record the moment `append` returns: no flush, no close."""
+def test_an_appended_row_can_be_read_at_once(tmp_path: Path) -> None:
+    """A row is on record when `append` returns, without a flush or close."""
     writer = RecordingWriter(str(tmp_path / "rows"), COLUMNS, {"kind": "test", "identity": {"rank": 3}})
     reader = RecordingReader(tmp_path / "rows")
     assert len(reader.rows()) == 0
@@ -86,23 +87,47 @@ def test_everything_appended_is_read_at_once(tmp_path: Path) -> None:
     assert assert_prefix(tmp_path / "rows") == 49
 
 
-def test_rows_go_on_over_many_chunks(tmp_path: Path) -> None:
-    """Growing by chunks loses no row and repeats none, for a reader that was there all along too."""
-    count = 3 * CHUNK_BYTES // ROW_SIZE + 5
-    writer = RecordingWriter(str(tmp_path / "rows"), COLUMNS, {})
-    reader = RecordingReader(tmp_path / "rows")
+ALL_COLUMNS = (c.STEP_COLUMNS, c.DEVICE_COLUMNS, c.SYSTEM_COLUMNS, c.PROCESS_COLUMNS)
+NINE_PHASES = (*c.STEP_COLUMNS, ("ninth", "q"))
+
+
+@pytest.mark.parametrize("columns", [*ALL_COLUMNS, NINE_PHASES, COLUMNS])
+def test_growing_by_chunks_loses_no_row(tmp_path: Path, columns: layout.Columns) -> None:
+    """Rows of any size, even where a chunk ends within a page: none is lost, cut or repeated.
+
+    This holds for a reader that was there all along too.
+    """
+    writer = RecordingWriter(str(tmp_path / "rows"), columns, {})
+    watching = RecordingReader(tmp_path / "rows")
+    count = 3 * CHUNK_BYTES // writer.row_size + 5
     for number in range(1, count + 1):
-        writer.append(*values(number))
-        if number % 5000 == 0:
-            assert len(reader.rows()) == number
-    assert len(reader.rows()) == count
-    assert assert_prefix(tmp_path / "rows", count) == count
+        writer.append(*[number] * len(columns))
+        if number % 1000 == 0:
+            assert len(watching.rows()) == number
+    for rows in (watching.rows(), RecordingReader(tmp_path / "rows").rows()):
+        assert all((rows[name] == np.arange(1, count + 1)).all() for name, _ in columns)
+
+
+def test_a_machine_with_large_pages_records_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bytes
+) -> None:
+    """Where mappings start at multiples of 64 KiB (some ARM machines) the file has the same bytes."""
+    monkeypatch.setattr(mmap, "ALLOCATIONGRANULARITY", 65_536)
+    assert record(tmp_path / "rows").read_bytes()[: len(whole)] == whole
+
+
+@pytest.mark.parametrize("columns", ALL_COLUMNS)
+def test_a_row_is_small_and_its_sequence_number_within_one_page(columns: layout.Columns) -> None:
+    """At most 256 bytes per step, and a multiple of 8, so that a sequence number is written in one piece."""
+    size = layout.padded_row_size(layout.row_struct(columns).size)
+    assert size <= 256
+    assert size % layout.SEQUENCE.size == 0
 
 
 @given(cut=st.integers(0, layout.HEADER_SIZE + (ROWS + 3) * ROW_SIZE))
 @settings(max_examples=200)
-def test_a_file_cut_anywhere_is_a_prefix(whole: bytes, damaged: Path, cut: int) -> None:
-    """Cut inside the header: one clear line. Cut anywhere else: every row that is there in full."""
+def test_a_file_cut_anywhere_still_gives_a_prefix(whole: bytes, damaged: Path, cut: int) -> None:
+    """A cut inside the header gives one clear line; a cut elsewhere gives every complete row."""
     damaged.write_bytes(whole[:cut])
     if cut < layout.HEADER_SIZE:
         with pytest.raises(UnreadableRecording, match=ONE_LINE):
@@ -113,8 +138,8 @@ def test_a_file_cut_anywhere_is_a_prefix(whole: bytes, damaged: Path, cut: int) 
 
 @given(start=st.integers(layout.HEADER_SIZE, layout.HEADER_SIZE + (ROWS + 3) * ROW_SIZE))
 @settings(max_examples=200)
-def test_a_lost_suffix_is_a_prefix(whole: bytes, damaged: Path, start: int) -> None:
-    """Pages that never reached the disk read as zeros: the rows before them stay, a torn row is not read."""
+def test_a_file_that_lost_its_end_still_gives_a_prefix(whole: bytes, damaged: Path, start: int) -> None:
+    """Pages that never reached the disk read as zeros: only complete rows before them are read."""
     damaged.write_bytes(whole[:start] + bytes(len(whole) - start))
     full, torn = divmod(start - layout.HEADER_SIZE, ROW_SIZE)
     number = full + 1
@@ -126,11 +151,16 @@ def test_a_lost_suffix_is_a_prefix(whole: bytes, damaged: Path, start: int) -> N
 @given(row=st.integers(0, ROWS - 1), torn=st.binary(min_size=8, max_size=8))
 @settings(max_examples=100)
 def test_a_row_without_its_number_ends_the_prefix(whole: bytes, damaged: Path, row: int, torn: bytes) -> None:
-    """A row whose sequence number is not the expected one was never published, nor was any after it."""
+    """A row with another sequence number than expected was never published, nor was any after it."""
     at = layout.HEADER_SIZE + (row + 1) * ROW_SIZE - 8
     damaged.write_bytes(whole[:at] + torn + whole[at + 8 :])
     expected = ROWS if int.from_bytes(torn, "little", signed=True) == row + 1 else row
     assert assert_prefix(damaged) == expected
+
+
+def names_in(path: Path, slots: int) -> list[str | None]:
+    """The names of the user columns of a file."""
+    return names_of(path.read_bytes()[layout.LIVE_NAMES :], slots)
 
 
 def header_bytes(data: bytes) -> int:
@@ -143,10 +173,10 @@ FLIP = st.tuples(st.integers(0, 10**6), st.integers(1, 255))
 
 @given(flips=st.lists(FLIP, min_size=1, max_size=6, unique_by=lambda flip: flip[0]))
 @settings(max_examples=400)
-def test_a_damaged_header_is_one_clear_line(
+def test_a_damaged_header_gives_one_clear_line(
     whole: bytes, damaged: Path, flips: list[tuple[int, int]]
 ) -> None:
-    """No flipped bit of the header is believed: rows are never read under a wrong name, type or rank."""
+    """No flipped bit of the header goes unnoticed: rows are never read under a wrong name, type or rank."""
     data, size = bytearray(whole), header_bytes(whole)
     for at, mask in flips:
         data[at % size] ^= mask
@@ -169,14 +199,14 @@ def test_damage_between_header_and_rows_costs_no_row(
         data[start + at % (layout.HEADER_SIZE - start)] ^= mask
     damaged.write_bytes(data)
     assert assert_prefix(damaged) == ROWS
-    names = RecordingReader(damaged).user_names(c.USER_SLOTS)
+    names = names_in(damaged, c.USER_SLOTS)
     assert all(name is None or isinstance(name, str) for name in names)
 
 
 @given(data=st.binary(max_size=layout.HEADER_SIZE + 4096))
 @settings(max_examples=100)
-def test_any_other_file_is_one_clear_line(damaged: Path, data: bytes) -> None:
-    """A file that is no recording is said to be none."""
+def test_any_other_file_gives_one_clear_line(damaged: Path, data: bytes) -> None:
+    """A file that is not a recording is reported as such."""
     damaged.write_bytes(data)
     with pytest.raises(UnreadableRecording, match=ONE_LINE):
         RecordingReader(damaged)
@@ -184,8 +214,8 @@ def test_any_other_file_is_one_clear_line(damaged: Path, data: bytes) -> None:
 
 @given(columns=st.recursive(st.none() | st.integers() | st.text(max_size=3), st.lists, max_leaves=8))
 @settings(max_examples=80)
-def test_a_column_list_of_any_shape_is_one_clear_line(damaged: Path, columns: object) -> None:
-    """A header whose columns are nonsense is refused, not a traceback."""
+def test_a_column_list_of_any_shape_gives_one_clear_line(damaged: Path, columns: object) -> None:
+    """A header whose columns are nonsense is refused without a traceback."""
     text = json.dumps({"columns": columns}).encode()
     sizes = (layout.HEADER_SIZE, 64, len(text), layout.checksum(64, text))
     head = layout.PREFIX.pack(layout.MAGIC, layout.VERSION, *sizes) + text
@@ -195,15 +225,15 @@ def test_a_column_list_of_any_shape_is_one_clear_line(damaged: Path, columns: ob
     assert problem.count("\n") == 0
 
 
-def test_a_newer_format_says_its_version(whole: bytes, damaged: Path) -> None:
-    """A recording of another version is named as such, so that the reader is upgraded."""
+def test_a_newer_format_is_reported_with_its_version(whole: bytes, damaged: Path) -> None:
+    """The message names both versions, so that users know to upgrade."""
     damaged.write_bytes(whole[:8] + (7).to_bytes(4, "little") + whole[12:])
     with pytest.raises(UnreadableRecording, match=r"version 7, this TraceML reads 1"):
         RecordingReader(damaged)
 
 
 def test_a_header_that_was_never_finished_is_not_read(tmp_path: Path) -> None:
-    """The magic is written last: a writer killed before that leaves no half-read recording."""
+    """The magic is written last: a writer killed before that leaves a file that is refused."""
     path = record(tmp_path / "rows")
     data = path.read_bytes()
     (tmp_path / "half").write_bytes(bytes(len(layout.MAGIC)) + data[len(layout.MAGIC) :])
@@ -226,8 +256,8 @@ while True:
 
 
 @pytest.mark.parametrize("reports", [1, 2, 7, 30, 111, 250])
-def test_a_killed_writer_loses_no_row_that_it_appended(tmp_path: Path, reports: int) -> None:
-    """SIGKILL at any moment leaves at least every row that the writer had reported, and nothing torn."""
+def test_a_killed_writer_loses_no_appended_row(tmp_path: Path, reports: int) -> None:
+    """SIGKILL at any moment leaves every row that the writer had reported, and no incomplete row."""
     path = tmp_path / "rows"
     with subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True, env=dict(os.environ)
@@ -243,8 +273,8 @@ def test_a_killed_writer_loses_no_row_that_it_appended(tmp_path: Path, reports: 
     assert assert_prefix(path, appended=10**9) >= known
 
 
-def test_a_killed_writer_at_its_start_leaves_a_prefix_or_one_line(tmp_path: Path) -> None:
-    """Killed while the file is being made: no recording, one clear line, or readable rows."""
+def test_a_writer_killed_at_its_start_leaves_a_prefix_or_one_line(tmp_path: Path) -> None:
+    """Killed while it creates the file: no recording, one clear line, or readable rows."""
     for attempt in range(8):
         path = tmp_path / f"rows-{attempt}"
         with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.DEVNULL) as child:
@@ -281,7 +311,7 @@ def fill(path: Path, how: str) -> subprocess.CompletedProcess[str]:
     """Write rows until the disk is full: a file size limit, or a real file system of 1 MB."""
     if how == "limited":
         return run_python(FULL_DISK, str(path), how)
-    # In a mount namespace of its own: nothing stays mounted, whatever becomes of the test.
+    # In its own mount namespace, so that nothing stays mounted whatever happens to the test.
     disk = path.with_name("disk")
     disk.mkdir()
     script = 'mount -t tmpfs -o size=1m none "$1" && "$2" -c "$3" "$1/rows" disk && cp "$1/rows" "$4"'
@@ -303,9 +333,9 @@ def may_mount(folder: Path) -> bool:
 
 @pytest.mark.parametrize("how", ["limited", "disk"])
 def test_a_full_disk_stops_the_writer_with_one_error(tmp_path: Path, how: str) -> None:
-    """Out of space: one OSError and no signal; rows before stay, the state says that later ones are lost."""
+    """One OSError and no signal; earlier rows stay, and the state says that later ones are lost."""
     if how == "disk" and not may_mount(tmp_path):
-        how = "limited"  # the same promise, as far as it can be seen without the right to mount
+        how = "limited"  # the same promise, as far as it can be tested without the right to mount
     path = tmp_path / "rows"
     done = fill(path, how)
     assert done.returncode == 0, done.stderr
@@ -313,13 +343,13 @@ def test_a_full_disk_stops_the_writer_with_one_error(tmp_path: Path, how: str) -
     assert errors == [errno.EFBIG if how == "limited" else errno.ENOSPC]
     assert count >= CHUNK_BYTES // ROW_SIZE
     assert assert_prefix(path, appended=count) == count
-    assert RecordingReader(path).live()[1] == layout.STATE_LOST
+    assert RecordingReader(path).live().state == layout.STATE_LOST
 
 
-def test_a_disk_that_is_full_from_the_start_is_one_error(
+def test_a_disk_that_is_full_from_the_start_raises_one_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If not even the first chunk can be reserved, opening raises the OSError instead of mapping nothing."""
+    """If the first chunk cannot be reserved, opening raises the OSError."""
     real = writing.reserve
 
     def reserve(fd: int, offset: int, length: int) -> None:
@@ -331,21 +361,21 @@ def test_a_disk_that_is_full_from_the_start_is_one_error(
     with pytest.raises(OSError, match="no space"):
         RecordingWriter(str(tmp_path / "rows"), COLUMNS, {})
     assert assert_prefix(tmp_path / "rows") == 0
-    assert RecordingReader(tmp_path / "rows").live()[1] == layout.STATE_LOST
+    assert RecordingReader(tmp_path / "rows").live().state == layout.STATE_LOST
 
 
-def test_nothing_is_mapped_that_was_not_reserved(tmp_path: Path) -> None:
-    """Every byte that rows will be written to exists on disk already: a full disk cannot raise SIGBUS."""
+def test_space_is_reserved_before_it_is_mapped(tmp_path: Path) -> None:
+    """Every byte that rows are written to exists on disk already, so a full disk cannot raise SIGBUS."""
     writer = RecordingWriter(str(tmp_path / "rows"), COLUMNS, {})
     for number in range(1, CHUNK_BYTES // ROW_SIZE + 2):
         writer.append(*values(number))
         room = os.stat(tmp_path / "rows").st_blocks * 512
         assert room >= layout.HEADER_SIZE + number * ROW_SIZE
-    assert room >= layout.HEADER_SIZE + 2 * CHUNK_BYTES
+    assert room >= layout.HEADER_SIZE + CHUNK_BYTES
 
 
 def test_a_recording_is_never_written_over(tmp_path: Path) -> None:
-    """A path that exists is refused: two processes can never share a file of rows."""
+    """An existing path is refused: two processes can never share a file of rows."""
     record(tmp_path / "rows")
     with pytest.raises(FileExistsError):
         RecordingWriter(str(tmp_path / "rows"), COLUMNS, {})
@@ -353,18 +383,18 @@ def test_a_recording_is_never_written_over(tmp_path: Path) -> None:
 
 
 def test_a_header_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    """A header larger than its page is an error of the programmer, and leaves no file."""
+    """A header larger than its page is a programming error, and leaves no file."""
     with pytest.raises(ValueError, match="does not fit"):
         RecordingWriter(str(tmp_path / "rows"), COLUMNS, {"more": "x" * 5000})
     assert not (tmp_path / "rows").exists()
 
 
 def test_names_of_user_columns(tmp_path: Path) -> None:
-    """User phase names come back as given, cut to what fits without breaking a character; unused is None."""
+    """User phase names are read as given, cut to what fits between characters; unused ones are None."""
     writer = RecordingWriter(str(tmp_path / "rows"), COLUMNS, {})
     writer.set_name(0, "augment")
     writer.set_name(2, "ü" * 60)
-    names = RecordingReader(tmp_path / "rows").user_names(4)
+    names = names_in(tmp_path / "rows", 4)
     assert names == ["augment", None, "ü" * 31, None]
 
 
@@ -373,21 +403,12 @@ def test_a_name_replaces_a_longer_one(tmp_path: Path) -> None:
     writer = RecordingWriter(str(tmp_path / "rows"), COLUMNS, {})
     writer.set_name(6, "a rather long name of a phase")
     writer.set_name(6, "other phases")
-    assert RecordingReader(tmp_path / "rows").user_names(7)[6] == "other phases"
+    assert names_in(tmp_path / "rows", 7)[6] == "other phases"
 
 
-def test_how_the_writer_ended_can_be_seen(tmp_path: Path) -> None:
-    """Running until closed, then closed."""
+def test_the_state_says_how_the_writer_ended(tmp_path: Path) -> None:
+    """Running until it is closed, then closed."""
     writer = RecordingWriter(str(tmp_path / "rows"), COLUMNS, {})
-    assert RecordingReader(tmp_path / "rows").live()[1] == layout.STATE_RUNNING
+    assert RecordingReader(tmp_path / "rows").live().state == layout.STATE_RUNNING
     writer.close()
-    assert RecordingReader(tmp_path / "rows").live()[1] == layout.STATE_CLOSED
-
-
-@pytest.mark.parametrize("columns", [c.STEP_COLUMNS, c.DEVICE_COLUMNS, c.SYSTEM_COLUMNS, c.PROCESS_COLUMNS])
-def test_a_row_is_small_and_never_crosses_a_page(columns: tuple[tuple[str, str], ...]) -> None:
-    """A row of any recording is at most 256 bytes, a power of two, so that a chunk holds whole rows."""
-    size = layout.padded_row_size(layout.row_struct(columns).size)
-    assert size <= 256
-    assert CHUNK_BYTES % size == 0
-    assert 4096 % size == 0
+    assert RecordingReader(tmp_path / "rows").live().state == layout.STATE_CLOSED

@@ -1,4 +1,4 @@
-"""Every step-memory diagnosis, on series made by hand: growth, jumps, waves, pressure, imbalance."""
+"""Every step-memory diagnosis on hand-made series: growth, jumps, waves, pressure, imbalance."""
 
 from __future__ import annotations
 
@@ -9,26 +9,35 @@ import pytest
 
 from tests.unit import made
 from traceml.analyze.align import align
-from traceml.analyze.rules_memory import MemoryView, diagnose_memory
-from traceml.analyze.section_memory import memory_section, memory_view
+from traceml.analyze.diagnose import diagnose_memory
+from traceml.analyze.sections import memory_section, memory_view
+from traceml.analyze.views import MemoryView
+from traceml.schema import catalog as c
+from traceml.schema.recorded import RankRecording
 from traceml.schema.summary import CRIT, INFO, WARN, Finding
 
 MB, GB = 1e6, 1e9
 
 
-def view(*peaks: Any, count: int = 200, **parts: Any) -> MemoryView:
-    """Peak memory of each rank in bytes: a number, or one a step."""
+def view(
+    *peaks: Any,
+    count: int = 200,
+    memory: str = "device",
+    reserved: float | None = None,
+    capacity: float | None = None,
+) -> MemoryView:
+    """Peak memory of each rank in bytes: one number for all steps, or one per step."""
     table = np.stack([made.series(p, count) for p in peaks])
-    usual: dict[str, Any] = {
-        "ranks": tuple(range(len(peaks))),
-        "steps": np.arange(1, count + 1),
-        "peak": table,
-        "reserved": table,
-        "memory": "device",
-        "capacity": None,
-        "total_steps": count,
-    }
-    return MemoryView(**{**usual, **parts})
+    values = {"peak_allocated_bytes": table, "peak_reserved_bytes": table, "rss_bytes": table}
+    if reserved is not None:
+        values["peak_reserved_bytes"] = np.full_like(table, reserved)
+    return MemoryView(
+        ranks=tuple(range(len(peaks))),
+        steps=np.arange(1, count + 1),
+        memory=memory,
+        values=values,
+        capacities=np.full(len(peaks), capacity) if capacity else None,
+    )
 
 
 def first(made_view: MemoryView | None) -> Finding:
@@ -47,8 +56,8 @@ def ramp(start: float, rise: float, count: int = 200) -> np.ndarray:
     ("share", "severity"), [(0.5, None), (0.91, None), (0.93, WARN), (0.965, WARN), (0.98, CRIT)]
 )
 def test_pressure_fires_at_its_thresholds(share: float, severity: str | None) -> None:
-    """Reserved from 92 % of the device on a warning, from 97 % critical."""
-    found = first(view(1 * GB, reserved=np.full((1, 200), share * 80 * GB), capacity=80 * GB))
+    """Reserved memory of 92 % of the device is a warning, 97 % is critical."""
+    found = first(view(1 * GB, reserved=share * 80 * GB, capacity=80 * GB))
     assert found.status == ("BALANCED" if severity is None else "HIGH PRESSURE")
     assert found.severity == (severity or INFO)
 
@@ -58,8 +67,8 @@ def test_pressure_is_never_guessed() -> None:
     assert first(view(900 * GB)).kind == "BALANCED"
 
 
-def test_pressure_on_resident_memory_is_judged_by_the_machine() -> None:
-    """Without an accelerator the same rule runs on RSS, against the machine's memory, and says so."""
+def test_resident_memory_is_compared_with_the_machine() -> None:
+    """Without an accelerator the same rule compares RSS with the machine's memory, and says so."""
     found = first(view(15.6 * GB, memory="rss", capacity=16 * GB))
     assert (found.kind, found.severity) == ("HIGH_PRESSURE", CRIT)
     assert "resident memory" in found.summary
@@ -80,22 +89,22 @@ def test_steady_growth_is_memory_creep() -> None:
     assert (found.kind, found.status, found.severity) == ("CREEP_CONFIRMED", "MEMORY CREEP", CRIT)
     assert found.evidence["bytes_per_step"] == pytest.approx(2 * MB, rel=0.05)
     assert found.evidence["steps_until_full"] == pytest.approx(2600 * MB / (2 * MB), rel=0.1)
-    assert "at this rate it is full after" in found.summary
+    assert "at this rate, memory is full after" in found.summary
 
 
-def test_creep_is_one_finding() -> None:
-    """Confirmed creep is not also said to be early."""
+def test_confirmed_creep_is_not_also_early() -> None:
+    """One growth is one finding."""
     assert [f.kind for f in diagnose_memory(view(ramp(1 * GB, 400 * MB)))] == ["CREEP_CONFIRMED"]
 
 
-def test_a_small_rise_is_memory_rising() -> None:
-    """A rise too small to be sure is the early form: a warning, never critical."""
+def test_small_rise_is_memory_rising() -> None:
+    """A rise that is too small to be certain is the early form: a warning, never critical."""
     found = first(view(ramp(1 * GB, 45 * MB)))
     assert (found.kind, found.status, found.severity) == ("CREEP_EARLY", "MEMORY RISING", WARN)
 
 
 def test_growth_with_noise_is_still_creep() -> None:
-    """Garbage collection and caching make the series jagged; the growth is the same."""
+    """Garbage collection and caching make the series noisy, but it still grows."""
     noise = 10 * MB * np.random.default_rng(5).standard_normal(200)
     assert first(view(ramp(1 * GB, 400 * MB) + noise)).kind == "CREEP_CONFIRMED"
 
@@ -133,27 +142,27 @@ def waves(count: int = 200, size: float = 200 * MB, periods: float = 4.0) -> np.
         "share",
     ],
 )
-def test_what_is_no_growth_is_balanced(series: np.ndarray) -> None:
-    """Flat, noisy, jumping, waving, settling or falling memory is no creep, not even early."""
+def test_series_without_growth_is_balanced(series: np.ndarray) -> None:
+    """Flat, noisy, jumping, waving, settling or falling memory is not creep, not even early."""
     assert first(view(series)).kind == "BALANCED"
 
 
-def test_a_trend_needs_fifty_steps() -> None:
-    """Below 50 steps no trend is claimed, and the section says that it could not be judged."""
+def test_trend_needs_fifty_steps() -> None:
+    """With fewer steps no trend is claimed, and the section says so."""
     found = first(view(ramp(1 * GB, 400 * MB, 49), count=49))
     assert found.kind == "BALANCED"
     assert "A trend needs 50 steps; there are 49." in found.summary
     assert first(view(ramp(1 * GB, 400 * MB, 50), count=50)).kind == "CREEP_CONFIRMED"
 
 
-def test_creep_needs_the_typical_rank_too() -> None:
-    """One rank of four that grows is no creep of the job."""
+def test_creep_must_show_on_the_typical_rank_too() -> None:
+    """If one of four ranks grows, the job does not creep."""
     assert first(view(ramp(1 * GB, 200 * MB), 1 * GB, 1 * GB, 1 * GB)).kind == "BALANCED"
     assert first(view(*[ramp(1 * GB, 200 * MB)] * 4)).kind == "CREEP_CONFIRMED"
 
 
-def test_a_forecast_is_never_negative() -> None:
-    """Memory beyond the nominal capacity (it can be oversubscribed) is full now, not minus some steps."""
+def test_forecast_is_never_negative() -> None:
+    """Memory use beyond the capacity (it can be oversubscribed) is full now, not some steps ago."""
     found = diagnose_memory(view(ramp(10 * GB, 4 * GB), capacity=12 * GB))
     creep = next(f for f in found if f.kind == "CREEP_CONFIRMED")
     assert creep.evidence["steps_until_full"] in (None, 0)
@@ -165,34 +174,34 @@ def test_a_forecast_is_never_negative() -> None:
 
 @pytest.mark.parametrize(("worst", "severity"), [(1.19, None), (1.22, WARN), (1.29, WARN), (1.32, CRIT)])
 def test_imbalance_fires_at_its_thresholds(worst: float, severity: str | None) -> None:
-    """A rank 20 % above the median rank is a warning, 30 % critical, and it is named."""
+    """A rank 20 % above the median rank is a warning, 30 % is critical, and the rank is named."""
     found = first(view(4 * GB, 4 * GB, 4 * worst * GB))
     assert found.kind == ("BALANCED" if severity is None else "IMBALANCE")
     if severity is not None:
         assert (found.severity, found.ranks) == (severity, [2])
 
 
-def test_a_small_imbalance_in_bytes_is_none() -> None:
-    """Half as much again of very little is nothing."""
+def test_imbalance_of_few_bytes_is_ignored() -> None:
+    """50 % more of very little does not matter."""
     assert first(view(100 * MB, 100 * MB, 150 * MB)).kind == "BALANCED"
 
 
-def test_one_rank_has_no_imbalance() -> None:
-    """Alone there is nobody to compare with."""
+def test_single_rank_has_no_imbalance() -> None:
+    """There is no other rank to compare with."""
     assert first(view(4 * GB)).kind == "BALANCED"
 
 
 # ---- which memory, and missing readings
 
 
-def section_of(*ranks: made.RankRecording, **parts: Any) -> tuple[MemoryView | None, Any]:
+def section_of(*ranks: RankRecording, **parts: Any) -> tuple[MemoryView | None, Any]:
     recording = made.run(*ranks, **parts)
     by_rank = {r.rank: r for r in ranks}
     found = memory_view(by_rank, align(ranks), recording)
     return found, memory_section(found, by_rank)
 
 
-def test_no_reading_is_no_data() -> None:
+def test_run_without_memory_readings_has_no_data() -> None:
     """Without any memory reading: NO DATA and null metrics, never 0 bytes."""
     found, section = section_of(made.rank(made.steps(100, forward=10, rss=None)))
     assert found is None
@@ -200,27 +209,26 @@ def test_no_reading_is_no_data() -> None:
     assert {stat.worst.value for stat in section.metrics.values()} == {None}
 
 
-def test_resident_memory_stands_in_where_there_is_no_accelerator() -> None:
-    """The section says which memory it is about; device metrics are null, not 0."""
+def test_resident_memory_is_used_without_an_accelerator() -> None:
+    """The section says which memory it covers; device metrics are null, not 0."""
     rank = made.rank(made.steps(100, forward=10, rss=3 * GB))
     found, section = section_of(rank, system_rows=made.system(ram_bytes=8 * GB, ram_percent=25.0))
     assert found is not None
-    assert (found.memory, found.capacity) == ("rss", 32 * GB)
-    assert section.window["memory"] == "rss"
+    assert (section.window.memory, section.window.capacity_bytes) == ("rss", 32 * GB)
     assert section.metrics["rss_bytes"].worst.value == 3 * GB
     assert section.metrics["peak_allocated_bytes"].worst.value is None
 
 
-def test_device_memory_is_used_where_every_rank_has_it() -> None:
-    """Peak allocated and reserved of the device, against the device's capacity."""
+def test_device_memory_is_used_if_every_rank_has_it() -> None:
+    """Peak allocated and reserved memory of the device, with the device's capacity."""
     rows = made.steps(100, forward=10, allocated=10 * GB, reserved=12 * GB)
     found, section = section_of(made.rank(rows, device={"type": "cuda", "capacity_bytes": 80 * GB}))
     assert found is not None
-    assert (found.memory, found.capacity) == ("device", 80 * GB)
+    assert (section.window.memory, section.window.capacity_bytes) == ("device", 80 * GB)
     assert section.metrics["peak_reserved_bytes"].worst.value == 12 * GB
 
 
-def test_resident_memory_that_was_not_read_is_null() -> None:
+def test_unread_resident_memory_is_null() -> None:
     """On a platform without /proc a rank's resident memory is unknown, not 0 bytes."""
     rows = made.steps(100, forward=10, allocated=10 * GB, rss=None)
     _, section = section_of(made.rank(rows, device={"type": "mps"}))
@@ -229,32 +237,33 @@ def test_resident_memory_that_was_not_read_is_null() -> None:
 
 
 def test_steps_before_the_first_reading_are_not_zero_memory() -> None:
-    """Rows from before the first reading are left out: they must not look like a rise from nothing."""
+    """Rows before the first reading are left out: they must not look like a rise from zero."""
     rows = made.steps(100, forward=10, rss=1 * GB)
     unread = rows["step"] <= 30
     rows["rss_bytes"][unread] = 0
-    rows["flags"][unread] &= ~np.uint32(made.c.FLAG_RSS)
+    rows["flags"][unread] &= ~np.uint32(c.FLAG_RSS)
     found, section = section_of(made.rank(rows))
     assert found is not None
     assert found.peak.min() == 1 * GB
     assert section.diagnosis.kind == "BALANCED"
-    assert section.window["head_tail_delta_bytes"] == 0
+    assert section.window.head_tail_delta_bytes == 0
     assert section.metrics["rss_bytes"].p5 == 1 * GB
 
 
-def test_an_unknown_capacity_of_one_rank_is_unknown() -> None:
-    """Capacity counts only when every rank tells it."""
+def test_capacity_is_unknown_if_one_rank_s_is_unknown() -> None:
+    """Capacity counts only if every rank reports it."""
     ranks = [
         made.rank(made.steps(60, forward=10, allocated=GB), i, device={"type": "cuda", "capacity_bytes": cap})
         for i, cap in enumerate((80 * GB, None))
     ]
-    found, _ = section_of(*ranks)
+    found, section = section_of(*ranks)
     assert found is not None
-    assert found.capacity is None
+    assert found.capacities is None
+    assert section.window.capacity_bytes is None
 
 
-def test_each_rank_is_held_against_its_own_device() -> None:
-    """45 GB are too much for a 40 GB device, but r1's has 80."""
+def test_each_rank_is_compared_with_its_own_device() -> None:
+    """45 GB would be too much for r0's 40 GB device, but r1's device has 80 GB."""
     ranks = [
         made.rank(
             made.steps(60, forward=10, allocated=used * GB),
@@ -268,4 +277,5 @@ def test_each_rank_is_held_against_its_own_device() -> None:
     assert found is not None
     (first_finding, *_) = diagnose_memory(found)
     assert first_finding.kind != "HIGH_PRESSURE"
-    assert found.capacity_of(1) == 80 * GB
+    assert found.capacities is not None
+    assert found.capacities.tolist() == [40 * GB, 80 * GB]

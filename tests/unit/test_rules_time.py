@@ -1,4 +1,4 @@
-"""Every step-time diagnosis of a single rank, on both sides of its thresholds, on windows made by hand."""
+"""Every step-time diagnosis of a single rank, on both sides of its thresholds, on hand-made windows."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from tests.unit import made
 from tests.unit.made import every, window
 from traceml.analyze.align import align
-from traceml.analyze.diagnose_time import diagnose_time
-from traceml.analyze.rule import ordered
+from traceml.analyze.diagnose import diagnose_time
+from traceml.analyze.rules.rule import ordered
 from traceml.analyze.window import Window
 from traceml.schema.summary import CRIT, INFO, WARN, Finding
 
-COMPUTE = {"forward": 40.0, "backward": 40.0, "optimizer": 9.0}
-"""89 ms: below COMPUTE-BOUND's 90 % as soon as anything else takes 10."""
+COMPUTE: dict[str, Any] = {"forward": 40.0, "backward": 40.0, "optimizer": 9.0}
+"""89 ms: below the 90 % of COMPUTE-BOUND as soon as anything else takes 10 ms."""
 
 
 def first(made_window: Window) -> Finding:
@@ -32,7 +32,8 @@ def kinds(made_window: Window) -> list[str]:
 def shared(key: str, share: float, count: int = 100, **more: Any) -> Window:
     """A window whose `key` takes `share` of a 100 ms step, the rest being model work."""
     rest = 100.0 * (1 - share) / 3
-    return window(count, **{"forward": rest, "backward": rest, "optimizer": rest, key: 100.0 * share}, **more)
+    phases: dict[str, Any] = {"forward": rest, "backward": rest, "optimizer": rest, key: 100.0 * share}
+    return window(count, **phases, **more)
 
 
 ON_DEVICE: dict[str, Any] = {"clock": "device", "unmeasured": ("sync",)}
@@ -53,7 +54,7 @@ BOUNDS = [
 def test_bounds_fire_at_their_thresholds(
     key: str, status: str, more: dict[str, Any], share: float, severity: str | None
 ) -> None:
-    """Below 10 % silent, from 10 % a warning, from 20 % critical; the score is the share itself."""
+    """Below 10 % silent, from 10 % a warning, from 20 % critical; the score is the share."""
     found = first(shared(key, share, **more))
     if severity is None:
         assert (found.status, found.severity) == ("COMPUTE-BOUND", INFO)
@@ -64,36 +65,36 @@ def test_bounds_fire_at_their_thresholds(
         assert found.action
 
 
-def test_user_phases_count_as_outside_work() -> None:
-    """A user's own phase that takes a fifth of the step is WAIT-HEAVY and named."""
+def test_user_phase_is_named_as_outside_work() -> None:
+    """A user phase that takes more than 20 % of the step is WAIT-HEAVY and named."""
     found = first(window(user={"augment": 25.0}, **COMPUTE))
     assert (found.kind, found.phase) == ("WAIT_HEAVY", "user.augment")
     assert "phase 'augment' is 100.0 % of it" in found.summary
 
 
-def test_the_summary_carries_the_numbers() -> None:
-    """Why, in milliseconds and percent, and the next step."""
+def test_summary_has_the_numbers_and_action_the_next_step() -> None:
+    """The reason in milliseconds and percent, and what to do."""
     found = first(shared("input", 0.25))
     assert found.summary == "Waiting for input takes 25.0 ms of a 100.0 ms step (25.0 %)."
     assert "num_workers" in found.action
 
 
-def test_an_input_bound_loader_with_workers_gets_other_advice() -> None:
-    """Who has workers already is not told to use workers."""
+def test_loader_with_workers_gets_different_advice() -> None:
+    """A user who already has loader workers is not told to use them."""
     found = first(shared("input", 0.25, workers=4))
-    assert "(loader workers: 4)" in found.summary
-    assert "the loader has 4 workers" in found.action
+    assert "(25.0 %, 4 loader workers)" in found.summary
+    assert "the loader already has 4 workers" in found.action
 
 
-def test_inferred_input_is_said_to_be_inferred() -> None:
-    """Without a loader in sight the finding says how it knows."""
+def test_inferred_input_is_reported_as_inferred() -> None:
+    """If no loader was seen, the finding says how it knows."""
     found = first(shared("input", 0.25, input_inferred=True))
     assert "inferred" in found.summary
     assert found.evidence["inferred"] is True
 
 
 def test_h2d_is_never_judged_on_the_host_clock() -> None:
-    """Launching a copy takes long on the host for many reasons: only the device's clock counts."""
+    """Launching a copy can take long on the host for many reasons, so only the device clock counts."""
     assert "H2D_BOUND" not in kinds(shared("h2d", 0.5, unmeasured=("sync",)))
 
 
@@ -108,43 +109,43 @@ def test_critical_needs_twenty_steps(count: int, severity: str) -> None:
 
 @pytest.mark.parametrize(("count", "words"), [(0, "No training step"), (1, "Only one training step")])
 def test_below_two_steps_there_is_no_data(count: int, words: str) -> None:
-    """Zero or one completed step: NO DATA, saying how many there were."""
+    """With no or one completed step: NO DATA, and how many there were."""
     found = first(align([made.rank(made.steps(count, input=50, forward=50))]))
     assert (found.status, found.severity) == ("NO DATA", INFO)
     assert found.summary.startswith(words)
 
 
-def test_a_run_that_is_all_warm_up_says_so() -> None:
-    """Steps were completed but none is typical: WARMUP, with the first step's time."""
+def test_run_with_only_warm_up_steps_says_so() -> None:
+    """All completed steps are warm-up: WARMUP, with the time of the first step."""
     found = first(replace(window(1, **COMPUTE), total_steps=3, warmup=(1200.0, 900.0)))
     assert found.status == "WARMUP"
     assert "first step 1200.0 ms" in found.summary
 
 
-def test_a_window_of_one_step_without_warm_up_is_no_crash() -> None:
-    """A live view that looks at the last step only has too little to say anything, and says that."""
+def test_window_of_one_step_without_warm_up_has_no_data() -> None:
+    """A live view of only the last step has too little to judge, and says so."""
     rows = made.steps(3, input=50, forward=50)
     assert first(align([made.rank(rows)], last=1)).status == "NO DATA"
 
 
-# ---- nothing fired
+# ---- no rule fires
 
 
-def test_model_work_that_fills_the_step_is_compute_bound() -> None:
-    """From 90 % on COMPUTE-BOUND, as information, naming the largest phase."""
+def test_step_full_of_model_work_is_compute_bound() -> None:
+    """From 90 % on: COMPUTE-BOUND, informational, with the largest phase."""
     found = first(window(forward=30, backward=55, optimizer=8, wait=7))
     assert (found.status, found.severity, found.phase) == ("COMPUTE-BOUND", INFO, "backward")
     assert "backward is the largest part (55.0 ms)" in found.summary
 
 
-def test_below_ninety_percent_of_model_work_is_balanced() -> None:
-    """Nothing above 10 %, model work below 90 %: BALANCED, alone."""
+def test_less_than_ninety_percent_of_model_work_is_balanced() -> None:
+    """Nothing else above 10 %, model work below 90 %: only BALANCED."""
     assert kinds(window(forward=40, backward=40, optimizer=9, input=6, wait=5)) == ["BALANCED"]
 
 
 @pytest.mark.parametrize("missing", ["input", "forward", "backward", "optimizer"])
-def test_a_missing_signal_is_named_and_never_balanced(missing: str) -> None:
-    """A rule whose signals are missing abstains; if nothing fired the label is INCOMPLETE DATA."""
+def test_missing_signal_is_named_and_the_run_is_not_balanced(missing: str) -> None:
+    """A rule abstains if its signals are missing; if nothing fires, the label is INCOMPLETE DATA."""
     found = first(window(unmeasured=("h2d", "sync", missing), **COMPUTE))
     assert (found.status, found.severity) == ("INCOMPLETE DATA", INFO)
     assert found.evidence["missing"] == [missing]
@@ -157,25 +158,25 @@ def test_several_missing_signals_are_all_named() -> None:
     assert found.evidence["missing"] == ["input", "backward"]
 
 
-def test_a_missing_signal_does_not_silence_the_others() -> None:
-    """What the measured phases prove is still said."""
+def test_missing_signal_does_not_hide_other_findings() -> None:
+    """What the measured phases show is still reported."""
     assert kinds(shared("input", 0.3, unmeasured=("h2d", "sync", "backward"))) == ["INPUT_BOUND"]
     heavy = shared("wait", 0.3, unmeasured=("h2d", "sync", "input"))
     assert kinds(heavy) == ["WAIT_HEAVY"]
 
 
-def test_a_step_too_short_to_judge_says_so() -> None:
-    """Our own cost above a tenth of the step: no verdict on causes, but both numbers."""
-    found = first(window(forward=0.03, input=0.03, own=0.008))
+def test_step_that_is_too_short_to_judge_says_so() -> None:
+    """If TraceML's own cost exceeds 10 % of the step, no cause is named, but both numbers are."""
+    found = first(window(forward=0.03, input=0.03, overhead=0.008))
     assert found.status == "INCOMPLETE DATA"
     assert "60.0 µs" in found.summary
     assert "8.0 µs" in found.summary
 
 
-def test_our_own_cost_is_taken_out_before_judging() -> None:
-    """A wait that is our own doing is not held against the training."""
-    assert first(window(forward=8.9, wait=1.1, own=0.2)).kind == "COMPUTE_BOUND"
-    assert first(window(forward=8.9, wait=1.1, own=0.0)).kind == "WAIT_HEAVY"
+def test_overhead_is_subtracted_before_judging() -> None:
+    """Wait that TraceML itself causes does not count."""
+    assert first(window(forward=8.9, wait=1.1, overhead=0.2)).kind == "COMPUTE_BOUND"
+    assert first(window(forward=8.9, wait=1.1, overhead=0.0)).kind == "WAIT_HEAVY"
 
 
 # ---- WAIT-HEAVY names its largest part
@@ -191,33 +192,33 @@ def test_our_own_cost_is_taken_out_before_judging() -> None:
     ],
     ids=["checkpoint", "validation", "gc", "unattributed"],
 )
-def test_wait_heavy_names_its_largest_part(parts: dict[str, float], words: str) -> None:
-    """The largest part is named with its share, or said to be unattributed."""
+def test_wait_heavy_names_its_largest_part(parts: dict[str, Any], words: str) -> None:
+    """The largest part is named with its share, or reported as unattributed."""
     found = first(window(**COMPUTE, **parts))
     assert found.kind == "WAIT_HEAVY"
     assert words in found.summary
 
 
-def test_unattributed_wait_says_where_it_sits() -> None:
-    """Nothing explains it, so at least the place in the loop is told."""
+def test_unattributed_wait_names_its_place_in_the_loop() -> None:
+    """If nothing explains the wait, at least its place in the loop is reported."""
     found = first(window(wait=30.0, place="wait_backward", **COMPUTE))
-    assert "100.0 % of it sits between the backward pass and the optimizer step" in found.summary
+    assert "100.0 % of it is between the backward pass and the optimizer step" in found.summary
 
 
 @pytest.mark.parametrize("key", ["checkpoint", "validation"])
 @pytest.mark.parametrize("period", [5, 10, 25])
-def test_periodic_outside_work_is_wait_heavy_and_no_jitter(key: str, period: int) -> None:
-    """A checkpoint or validation every so many steps is done on purpose: WAIT-HEAVY names it."""
-    work = every(period, 30.0 * period, 100, offset=period - 1)
-    found = diagnose_time(window(**COMPUTE, **{key: work}))
+def test_periodic_outside_work_is_wait_heavy_not_jitter(key: str, period: int) -> None:
+    """A checkpoint or validation every few steps is deliberate: WAIT-HEAVY names it."""
+    work: dict[str, Any] = {key: every(period, 30.0 * period, 100, offset=period - 1)}
+    found = diagnose_time(window(**COMPUTE, **work))
     assert [f.kind for f in found] == ["WAIT_HEAVY"]
     assert found[0].phase == key
     assert found[0].severity == CRIT
     assert found[0].evidence["cost_ms"] == pytest.approx(30.0)
 
 
-def test_periodic_outside_work_counts_beside_a_steady_wait() -> None:
-    """15 % of checkpoints every ten steps and 6 % of steady wait are 21 % together, not 6 %."""
+def test_periodic_outside_work_and_steady_wait_add_up() -> None:
+    """15 % for checkpoints every ten steps and 6 % of steady wait are 21 %, not 6 %."""
     found = first(window(forward=79.0, wait=6.0, checkpoint=every(10, 150.0, 100)))
     assert (found.kind, found.severity) == ("WAIT_HEAVY", CRIT)
     assert found.score == pytest.approx(0.21)
@@ -228,9 +229,9 @@ def test_periodic_outside_work_counts_beside_a_steady_wait() -> None:
 
 @pytest.mark.parametrize("period", [5, 10, 20])
 @pytest.mark.parametrize("phase", ["input", "forward", "backward", "optimizer", "wait"])
-def test_jitter_says_period_and_phase(phase: str, period: int) -> None:
-    """Slow steps in a rhythm: how often, how much, in which phase."""
-    usual = {"forward": 40.0, "backward": 40.0, "optimizer": 15.0, "input": 5.0, "wait": 0.0}
+def test_jitter_reports_period_size_and_phase(phase: str, period: int) -> None:
+    """Slow steps at regular intervals: how often, how much longer, in which phase."""
+    usual: dict[str, Any] = {"forward": 40.0, "backward": 40.0, "optimizer": 15.0, "input": 5.0, "wait": 0.0}
     usual[phase] = every(period, usual[phase] + 400.0, 100, otherwise=usual[phase])
     found = first(window(**usual))
     assert (found.kind, found.phase) == ("JITTER", phase)
@@ -243,7 +244,7 @@ def test_jitter_says_period_and_phase(phase: str, period: int) -> None:
 
 @pytest.mark.parametrize(("extra", "severity"), [(98.0, None), (120.0, WARN), (240.0, WARN), (260.0, CRIT)])
 def test_jitter_fires_at_its_thresholds(extra: float, severity: str | None) -> None:
-    """Slow steps cost 10 % of all time: a warning; 20 %: critical; less: nothing."""
+    """Slow steps that cost 10 % of all time are a warning, 20 % critical, less nothing."""
     found = first(window(forward=every(10, 100.0 + extra, 100, otherwise=100.0)))
     share = extra / (1000 + extra)
     assert found.kind == ("COMPUTE_BOUND" if severity is None else "JITTER")
@@ -252,25 +253,25 @@ def test_jitter_fires_at_its_thresholds(extra: float, severity: str | None) -> N
         assert found.score == pytest.approx(share)
 
 
-def test_compute_that_lacked_cores_is_told_to_get_cores() -> None:
-    """Model work fills the step because it waits for a core: optimizing it comes second."""
+def test_compute_bound_run_without_enough_cores_is_advised_to_get_cores() -> None:
+    """Model work fills the step because it waits for a core: optimizing the model comes second."""
     found = first(replace(window(forward=95.0, backward=5.0), cpu_delay_share=0.7))
     assert found.kind == "COMPUTE_BOUND"
-    assert found.action.startswith("Give it cores first: it waited for one 70.0 % of the time")
+    assert found.action.startswith("Give the job more cores first: its threads waited for a core 70.0 %")
 
 
-def test_jitter_without_a_rhythm_says_so() -> None:
-    """Irregular slow steps are counted, and no period is claimed."""
+def test_irregular_jitter_claims_no_period() -> None:
+    """Irregular slow steps are counted."""
     forward = np.full(100, 100.0)
     forward[[3, 9, 30, 38, 61, 90]] = 500.0
     found = first(window(forward=forward))
     assert found.kind == "JITTER"
     assert found.evidence["period"] is None
-    assert "6 of 100 steps, no rhythm" in found.summary
+    assert "6 of 100 steps, irregular" in found.summary
 
 
-def test_a_rhythm_is_heard_through_a_busy_machine() -> None:
-    """Small irregular slow steps beside the large regular ones: period and size are those of the large."""
+def test_period_is_found_among_smaller_irregular_slow_steps() -> None:
+    """A busy machine adds small irregular slow steps: period and size are those of the large ones."""
     forward = every(10, 110.0, 100, otherwise=50.0)
     forward[[3, 7, 22, 36, 38, 64, 77, 93]] += 27.0
     found = first(window(forward=forward))
@@ -278,32 +279,32 @@ def test_a_rhythm_is_heard_through_a_busy_machine() -> None:
     assert found.evidence["extra_ms"] == pytest.approx(60)
 
 
-def test_jitter_in_several_phases_names_none() -> None:
+def test_jitter_in_several_phases_names_no_phase() -> None:
     """A cause is named only when it explains 80 % of the excess."""
     found = first(
         window(forward=every(10, 300, 100, otherwise=50.0), backward=every(10, 300, 100, otherwise=50.0))
     )
     assert (found.kind, found.phase) == ("JITTER", None)
-    assert "spread over phases" in found.summary
+    assert "spread over several phases" in found.summary
 
 
-def test_garbage_collection_behind_jitter_is_named() -> None:
-    """Slow steps whose extra time is the collector's are the collector's, whatever phase it struck."""
+def test_garbage_collection_is_named_as_the_cause_of_jitter() -> None:
+    """If garbage collection explains the extra time, it is named, whatever phase it ran in."""
     found = first(window(forward=every(10, 500, 100, otherwise=100.0), gc=every(10, 390, 100, otherwise=1.0)))
     assert found.kind == "JITTER"
     assert found.evidence["where"] == "garbage collection"
     assert "in garbage collection" in found.summary
 
 
-def test_multi_worker_bursts_are_input_bound_and_no_jitter() -> None:
-    """Four workers deliver four batches at once: a slow step in four is a slow loader, not unrest."""
+def test_bursts_of_several_workers_are_input_bound_not_jitter() -> None:
+    """Four workers deliver four batches at once: one slow step in four means a slow loader."""
     bursts = window(**COMPUTE, input=every(4, 200.0, 100), workers=4)
     assert kinds(bursts) == ["INPUT_BOUND"]
     assert first(replace(bursts, workers=0)).kind == "JITTER"
 
 
-def test_other_processes_on_the_machine_make_no_jitter() -> None:
-    """Time that our threads waited for a core is taken off before slow steps are held against training."""
+def test_irregular_slow_steps_from_a_busy_machine_are_not_jitter() -> None:
+    """The time that threads waited for a core is subtracted from the cost of slow steps."""
     forward = np.full(100, 100.0)
     forward[[2, 3, 19, 33, 38, 61, 70, 74, 90, 97]] = 250.0
     unrest = window(forward=forward)
@@ -311,37 +312,37 @@ def test_other_processes_on_the_machine_make_no_jitter() -> None:
     assert first(replace(unrest, cpu_delay_share=0.10)).kind == "COMPUTE_BOUND"
 
 
-def test_what_has_a_rhythm_is_not_other_work_on_the_machine() -> None:
-    """Slow steps every ten: waiting for cores does not come like that, and takes nothing off."""
+def test_regular_slow_steps_are_jitter_on_a_busy_machine_too() -> None:
+    """Waiting for cores does not make every tenth step slow, so nothing is subtracted."""
     regular = window(forward=every(10, 500.0, 100, otherwise=100.0))
     found = first(replace(regular, cpu_delay_share=0.25))
     assert (found.kind, found.severity, found.evidence["period"]) == ("JITTER", CRIT, 10)
 
 
 @pytest.mark.parametrize(("slow", "kind"), [(20, "JITTER"), (30, "INPUT_BOUND"), (45, "INPUT_BOUND")])
-def test_what_is_too_frequent_for_jitter_is_a_bound(slow: int, kind: str) -> None:
-    """Waiting in a part of the steps is jitter up to a quarter of them, and a bound from there on."""
+def test_slow_steps_too_frequent_for_jitter_are_a_bound(slow: int, kind: str) -> None:
+    """Waiting in up to a quarter of the steps is jitter, in more of them a bound."""
     waits = np.where(np.random.default_rng(3).permutation(100) < slow, 60.0, 0.0)
     assert first(window(**COMPUTE, input=waits)).kind == kind
 
 
 @pytest.mark.parametrize("count", range(22, 60))
-def test_nothing_falls_between_a_bound_and_jitter(count: int) -> None:
-    """A wait in a quarter of the steps or one more: the one or the other, for any number of steps."""
+def test_no_wait_falls_between_a_bound_and_jitter(count: int) -> None:
+    """A wait in a quarter of the steps, or one step more, is one or the other for any number of steps."""
     for slow in (count // 4, count // 4 + 1):
         waits = np.where(np.random.default_rng(3).permutation(count) < slow, 150.0, 0.0)
         assert first(window(count, **COMPUTE, wait=waits)).kind in ("JITTER", "WAIT_HEAVY")
 
 
 @pytest.mark.parametrize("workers", [0, 2, 4, 8, 16])
-def test_a_rare_stall_of_several_workers_is_jitter(workers: int) -> None:
-    """One long wait in forty steps: a group of batches often has none, however many workers there are."""
+def test_rare_stall_is_jitter_with_any_number_of_workers(workers: int) -> None:
+    """One long wait in forty steps: most groups of batches have none, however many workers there are."""
     stalls = window(200, **COMPUTE, input=every(40, 700.0, 200, otherwise=0.5), workers=workers)
     assert first(stalls).kind == "JITTER"
 
 
-def test_a_steady_run_has_no_jitter() -> None:
-    """Ordinary noise of 10 % is nobody's fault."""
+def test_ordinary_noise_is_not_jitter() -> None:
+    """Step times that vary by 10 % have no finding."""
     noise = 100 * (1 + 0.1 * np.random.default_rng(3).standard_normal(400))
     assert kinds(window(400, forward=noise)) == ["COMPUTE_BOUND"]
 
@@ -350,8 +351,8 @@ def test_a_steady_run_has_no_jitter() -> None:
 
 
 @pytest.mark.parametrize("phase", ["input", "forward", "optimizer", "wait"])
-def test_a_slowdown_says_since_when_and_where(phase: str) -> None:
-    """Step time that rose for good: since which step, from what to what, in which phase."""
+def test_slowdown_reports_since_when_how_much_and_where(phase: str) -> None:
+    """Step time that rose and stayed up: since which step, from what to what, in which phase."""
     usual: dict[str, Any] = {"forward": 60.0, "optimizer": 35.0, "input": 5.0, "wait": 0.0}
     usual[phase] = np.where(np.arange(200) < 120, usual[phase], usual[phase] + 50.0)
     found = next(f for f in diagnose_time(window(200, **usual, first_step=11)) if f.kind == "SLOWDOWN")
@@ -360,24 +361,24 @@ def test_a_slowdown_says_since_when_and_where(phase: str) -> None:
     assert found.evidence["since_step"] == 11 + 120
     assert (found.evidence["before_ms"], found.evidence["after_ms"]) == (100, 150)
     assert found.evidence["cost_ms"] == pytest.approx(50 * 80 / 200)
-    assert "Since step 131 a step takes 150.0 ms instead of 100.0 ms (+50.0 %)" in found.summary
+    assert "Since step 131, steps take 150.0 ms instead of 100.0 ms (+50.0 %)" in found.summary
 
 
-def test_a_small_slowdown_is_a_warning_and_a_tiny_one_nothing() -> None:
-    """15 % to 30 % more: a warning; below: nothing."""
+def test_small_slowdown_is_a_warning_and_a_tiny_one_is_ignored() -> None:
+    """15 % to 30 % more is a warning; less is nothing."""
     late = np.arange(200) >= 100
     assert first(window(200, forward=np.where(late, 120.0, 100.0))).severity == WARN
     assert first(window(200, forward=np.where(late, 112.0, 100.0))).kind == "COMPUTE_BOUND"
 
 
-def test_a_slowdown_is_not_also_jitter() -> None:
-    """After the shift every step is slow: that is one finding, not two."""
+def test_slowdown_is_not_also_jitter() -> None:
+    """After the shift every step is slow: one finding, not two."""
     late = np.arange(200) >= 160
     assert kinds(window(200, forward=np.where(late, 300.0, 100.0))) == ["SLOWDOWN"]
 
 
-def test_jitter_is_seen_through_a_slowdown() -> None:
-    """A rhythm of slow steps does not hide behind a lasting shift in another phase."""
+def test_jitter_is_found_despite_a_slowdown() -> None:
+    """A lasting shift in another phase does not hide regular slow steps."""
     late = np.arange(200) >= 100
     found = diagnose_time(
         window(200, forward=np.where(late, 150.0, 100.0), wait=every(10, 500.0, 200, offset=5))
@@ -388,8 +389,8 @@ def test_jitter_is_seen_through_a_slowdown() -> None:
 # ---- order
 
 
-def test_severity_comes_first_and_then_the_score() -> None:
-    """Findings are sorted by severity, then by the share of time at stake."""
+def test_findings_are_sorted_by_severity_then_score() -> None:
+    """The score is the share of time at stake."""
     crit_small = Finding("A", "A", CRIT, "", "", score=0.2)
     warn_large = Finding("B", "B", WARN, "", "", score=0.9)
     warn_small = Finding("C", "C", WARN, "", "", score=0.1)
@@ -397,18 +398,19 @@ def test_severity_comes_first_and_then_the_score() -> None:
     assert ordered([info, warn_small, crit_small, warn_large]) == [crit_small, warn_large, warn_small, info]
 
 
-def test_two_causes_are_both_said_the_larger_first() -> None:
-    """One step may wait for input and write checkpoints: both are named, sorted."""
+def test_two_causes_are_both_reported_the_larger_first() -> None:
+    """A step may wait for input and write checkpoints: both are reported."""
     found = diagnose_time(window(forward=60.0, input=15.0, checkpoint=25.0))
     assert [(f.kind, f.severity) for f in found] == [("WAIT_HEAVY", CRIT), ("INPUT_BOUND", WARN)]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_window_gets_a_sorted_non_empty_answer(seed: int) -> None:
-    """Whatever the numbers: at least one finding, sorted, every one with words and no placeholder left."""
+def test_every_window_has_sorted_findings_with_complete_sentences(seed: int) -> None:
+    """Whatever the numbers: at least one finding, and no placeholder is left in a sentence."""
     random = np.random.default_rng(seed)
     count = int(random.integers(2, 200))
-    phases = {k: random.exponential(10, count) for k in ("input", "forward", "backward", "optimizer", "wait")}
+    keys = ("input", "forward", "backward", "optimizer", "wait")
+    phases: dict[str, Any] = {key: random.exponential(10, count) for key in keys}
     found = diagnose_time(window(count, **phases))
     assert found == ordered(found)
     for finding in found:

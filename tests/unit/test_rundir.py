@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
-from traceml.collect import rundir
-from traceml.collect.rundir import create, is_alive, read_manifest, write_atomic, write_manifest
 from traceml.errors import CommandError
+from traceml.runs.atomic import write_atomic
+from traceml.runs.folder import create
+from traceml.runs.liveness import is_alive, monitor_lives, this_process
+from traceml.runs.manifest import read_manifest, write_manifest
 
 DEAD_PID = 2**22 + 1
 """Above the largest process id that Linux hands out."""
@@ -17,25 +24,26 @@ DEAD_PID = 2**22 + 1
 
 def test_a_named_run_is_a_folder_with_a_recording(tmp_path: Path) -> None:
     """logs/<run_name>/recording/ is there when the command starts; missing parents are made."""
-    folder = create(str(tmp_path / "a" / "logs"), "first", ["train.py"], overwrite=False)
+    folder = create(str(tmp_path / "a" / "logs"), "first", "train.py", overwrite=False)
     assert folder == tmp_path / "a" / "logs" / "first"
     assert (folder / "recording").is_dir()
 
 
 def test_an_existing_name_is_refused(tmp_path: Path) -> None:
     """A run is never written over by accident; the line says what to do."""
-    create(str(tmp_path), "first", ["train.py"], overwrite=False)
+    create(str(tmp_path), "first", "train.py", overwrite=False)
     with pytest.raises(CommandError, match="choose another --run-name or pass --overwrite"):
-        create(str(tmp_path), "first", ["train.py"], overwrite=False)
+        create(str(tmp_path), "first", "train.py", overwrite=False)
 
 
 def test_overwrite_replaces_a_run(tmp_path: Path) -> None:
     """With --overwrite the old run is gone, whole."""
-    old = create(str(tmp_path), "first", ["train.py"], overwrite=False)
+    old = create(str(tmp_path), "first", "train.py", overwrite=False)
     write_manifest(old, {"status": "completed"})
     (old / "final_summary.json").write_text("{}")
-    assert create(str(tmp_path), "first", ["train.py"], overwrite=True) == old
-    assert sorted(p.name for p in old.iterdir()) == ["recording"]
+    assert create(str(tmp_path), "first", "train.py", overwrite=True) == old
+    assert sorted(p.name for p in old.iterdir()) == ["manifest.json", "recording"]
+    assert list((old / "recording").iterdir()) == []
 
 
 def test_overwrite_never_removes_what_is_not_ours(tmp_path: Path) -> None:
@@ -43,24 +51,51 @@ def test_overwrite_never_removes_what_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "precious").write_text("x")
     with pytest.raises(CommandError, match="is not a TraceML run"):
-        create(str(tmp_path), "data", ["train.py"], overwrite=True)
+        create(str(tmp_path), "data", "train.py", overwrite=True)
     assert (tmp_path / "data" / "precious").read_text() == "x"
 
 
 def test_overwrite_never_removes_a_running_run(tmp_path: Path) -> None:
     """A run whose monitor is alive is left alone."""
-    folder = create(str(tmp_path), "first", ["train.py"], overwrite=False)
+    folder = create(str(tmp_path), "first", "train.py", overwrite=False)
     write_manifest(folder, {"status": "running", "monitor_pid": os.getpid()})
     with pytest.raises(CommandError, match="still running"):
-        create(str(tmp_path), "first", ["train.py"], overwrite=True)
+        create(str(tmp_path), "first", "train.py", overwrite=True)
     write_manifest(folder, {"status": "running", "monitor_pid": DEAD_PID})
-    assert create(str(tmp_path), "first", ["train.py"], overwrite=True) == folder
+    assert create(str(tmp_path), "first", "train.py", overwrite=True) == folder
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty recording", "the first manifest"])
+def test_overwrite_replaces_a_run_that_was_killed_at_once(tmp_path: Path, left: str) -> None:
+    """Whatever there was when its monitor died: the same command starts again."""
+    folder = create(str(tmp_path), "first", "train.py", overwrite=False)
+    manifest = read_manifest(folder)
+    write_manifest(folder, {**manifest, "monitor_process": {**this_process(), "started": 1}})
+    if left != "the first manifest":
+        (folder / "manifest.json").unlink()
+    if left == "nothing":
+        (folder / "recording").rmdir()
+    assert create(str(tmp_path), "first", "train.py", overwrite=True) == folder
+
+
+def test_overwrite_of_another_machines_run_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its process ids mean nothing here: the flag is obeyed, with one line."""
+    folder = create(str(tmp_path), "first", "train.py", overwrite=False)
+    there = {"status": "running", "monitor_pid": os.getpid(), "environment": {"host": "somewhere-else"}}
+    write_manifest(folder, there)
+    assert create(str(tmp_path), "first", "train.py", overwrite=True) == folder
+    assert (
+        capsys.readouterr().err
+        == "traceml: replacing run 'first' of another machine, where it had not ended\n"
+    )
 
 
 def test_two_runs_in_one_second_get_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a name the script and the time make one; the second gets a number."""
-    monkeypatch.setattr(rundir.time, "strftime", lambda _format: "20260101-000000")
-    names = [create(str(tmp_path), None, ["src/my train.py"], overwrite=False).name for _ in range(3)]
+    monkeypatch.setattr(time, "strftime", lambda _format: "20260101-000000")
+    names = [create(str(tmp_path), None, "src/my train.py", overwrite=False).name for _ in range(3)]
     assert names == ["my_train-20260101-000000" + tail for tail in ("", "-2", "-3")]
 
 
@@ -71,7 +106,7 @@ def test_two_runs_in_one_second_get_two_folders(tmp_path: Path, monkeypatch: pyt
 )
 def test_a_script_of_any_name_gets_a_folder(tmp_path: Path, script: str) -> None:
     """The default name is always one that a file system takes."""
-    folder = create(str(tmp_path), None, [script], overwrite=False)
+    folder = create(str(tmp_path), None, script, overwrite=False)
     assert folder.parent == tmp_path
     assert (folder / "recording").is_dir()
 
@@ -82,8 +117,8 @@ def test_an_unwritable_logs_folder_costs_the_place_and_not_the_run(
     """Training comes first: a temporary folder takes over, with one line that says so."""
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(rundir.tempfile, "tempdir", str(tmp_path / "tmp"))
-    folder = create(str(tmp_path / "file" / "logs"), "first", ["train.py"], overwrite=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    folder = create(str(tmp_path / "file" / "logs"), "first", "train.py", overwrite=False)
     assert folder.is_relative_to(tmp_path / "tmp")
     assert (folder / "recording").is_dir()
     said = capsys.readouterr().err
@@ -95,12 +130,14 @@ def test_an_unwritable_logs_folder_costs_the_place_and_not_the_run(
 
 
 def test_a_write_leaves_the_new_file_and_nothing_else(tmp_path: Path) -> None:
-    """Temp file, rename: the folder holds exactly the file, readable for all."""
+    """Temporary file, rename: the folder holds exactly the file, with the mode of the umask."""
+    before = os.umask(0o027)
     for data in (b"one", b"two"):
         write_atomic(tmp_path / "x.json", data)
         assert (tmp_path / "x.json").read_bytes() == data
+    os.umask(before)
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
-    assert (tmp_path / "x.json").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "x.json").stat().st_mode & 0o777 == 0o640
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
@@ -113,7 +150,7 @@ def test_a_failed_write_leaves_the_old_file(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(rundir.os, step, full)
+    monkeypatch.setattr(f"traceml.runs.atomic.os.{step}", full)
     with pytest.raises(OSError, match="No space"):
         write_atomic(tmp_path / "x.json", b"new")
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
@@ -144,3 +181,56 @@ def test_who_is_alive() -> None:
 def test_what_is_no_process_id_is_not_alive(pid: object) -> None:
     """A damaged manifest names no process: 0 and -1 would mean whole groups of them."""
     assert not is_alive(pid)
+
+
+HOST = socket.gethostname()
+US = this_process()
+
+
+@pytest.mark.parametrize(
+    ("manifest", "expected"),
+    [
+        ({"monitor_process": US}, True),
+        ({"monitor_process": {**US, "started": 1}}, False),
+        ({"monitor_process": {**US, "boot": "before"}}, False),
+        ({"monitor_process": {**US, "boot": "there"}, "environment": {"host": "there"}}, None),
+        ({"monitor_process": US, "environment": {"host": "renamed since"}}, True),
+        ({"environment": {"host": HOST}}, True),
+        ({"environment": {"host": "there"}}, None),
+        ({"monitor_pid": DEAD_PID}, False),
+        ({"monitor_pid": DEAD_PID, "monitor_process": US}, False),
+        ({"monitor_process": [], "environment": 3}, True),
+        ({"monitor_process": {}, "monitor_pid": "x"}, False),
+    ],
+)
+def test_whose_process_id_it_is(tmp_path: Path, manifest: dict[str, object], expected: bool | None) -> None:
+    """An id counts for the same start, boot and machine. Manifests that have none of these still work."""
+    assert monitor_lives(tmp_path, {"monitor_pid": os.getpid(), **manifest}) is expected
+
+
+def test_a_zombie_is_not_alive() -> None:
+    """A killed monitor that its parent has not collected does not block its run's name."""
+    child = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not is_alive(child.pid)
+    child.wait()
+
+
+def test_a_live_monitor_in_another_container_is_known_by_its_lock(tmp_path: Path) -> None:
+    """Its process cannot be seen from here, but the folder is locked for as long as it lives."""
+    there = {"monitor_pid": 1, "monitor_process": {**US, "namespace": "pid:[1]"}}
+    script = (
+        "import pathlib, sys, traceml.runs.liveness as liveness\n"
+        "liveness.hold(pathlib.Path(sys.argv[1]))\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    assert monitor_lives(tmp_path, there) is True
+    holder.kill()
+    holder.wait()
+    assert monitor_lives(tmp_path, there) is False

@@ -1,4 +1,4 @@
-"""Settings: flag, then variable, then file, then default; a bad value is one line that says what to do."""
+"""Settings: flag, then variable, then file, then default. A bad value is one line that says what to do."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def resolved(
 
 
 def test_defaults() -> None:
-    """With nothing given every setting has its documented default."""
+    """If nothing is given, every setting has its documented default."""
     assert resolved() == DEFAULTS
 
 
@@ -50,17 +50,16 @@ def test_each_source_wins_over_the_next() -> None:
     assert resolved().interval == 1
 
 
-def test_a_bad_value_of_a_losing_source_does_not_matter() -> None:
-    """What a flag overrides is not even read."""
+def test_bad_value_of_an_overridden_source_is_ignored() -> None:
+    """A value that a flag overrides is not read."""
     assert resolved({"interval": "2"}, {"TRACEML_INTERVAL": "soon"}).interval == 2
 
 
-def test_names_of_flag_and_variable_come_from_the_key() -> None:
-    """One row a setting: `--run-name`, TRACEML_RUN_NAME, run_name."""
+def test_flag_and_variable_follow_from_the_key() -> None:
+    """run_name gives `--run-name` and TRACEML_RUN_NAME, and every setting has a help text."""
     for setting in SETTINGS:
         assert setting.flag == "--" + setting.key.replace("_", "-")
         assert setting.variable == "TRACEML_" + setting.key.upper()
-        assert setting.key in Settings.__dataclass_fields__
         assert setting.help
 
 
@@ -72,24 +71,24 @@ def test_names_of_flag_and_variable_come_from_the_key() -> None:
         ({"file": {"interval": "soon"}}, "interval in traceml.yaml"),
     ],
 )
-def test_a_bad_value_names_its_source(source: dict[str, Any], where: str) -> None:
-    """One clear line: where it came from, what it was, what to use; exit code 2."""
+def test_bad_value_names_its_source(source: dict[str, Any], where: str) -> None:
+    """One line: where the value came from, what it was, what to use instead. Exit code 2."""
     with pytest.raises(CommandError) as problem:
         resolved(**source)
-    assert str(problem.value) == f"{where}: 'soon' will not do; use a number"
+    assert str(problem.value) == f"{where}: invalid value 'soon'; use a number"
     assert problem.value.exit_code == 2
 
 
 @pytest.mark.parametrize("value", ["0", "0.01", "-1", "4000", "nan", "inf", "", "1s"])
-def test_intervals_that_make_no_sense_are_refused(value: str) -> None:
-    """Seconds from 0.05 to 3600, as a number."""
+def test_impossible_intervals_are_rejected(value: str) -> None:
+    """An interval is a number of seconds from 0.05 to 3600."""
     with pytest.raises(CommandError, match="--interval"):
         resolved({"interval": value})
 
 
 @pytest.mark.parametrize("name", ["a", "Run 7 ü", "x.y-z_1", "训练", "0"])
-def test_plain_names_are_names(name: str) -> None:
-    """Anything that is one folder's name, unicode and spaces included."""
+def test_plain_run_names_are_accepted(name: str) -> None:
+    """Any name of a single folder is accepted, with Unicode and spaces."""
     assert resolved({"run_name": name}).run_name == name
 
 
@@ -97,16 +96,16 @@ def test_plain_names_are_names(name: str) -> None:
     "name",
     ["", ".", "..", "../up", "a/b", "/abs", "a\\b", "a\0b", "a\nb", "\x1b[31m", "-x", "x" * 201, "ü" * 101],
 )
-def test_names_that_are_paths_are_refused(name: str) -> None:
-    """A run name never leaves the logs folder, breaks a line or exceeds what a file system takes."""
+def test_run_names_that_are_paths_are_rejected(name: str) -> None:
+    """A run name cannot leave the logs folder, break a line, or be too long for a file system."""
     with pytest.raises(CommandError, match="--run-name") as problem:
         resolved({"run_name": name})
     assert "\n" not in str(problem.value)
 
 
 @given(name=st.text(max_size=60))
-def test_an_accepted_name_is_one_path_segment(name: str) -> None:
-    """Whatever is accepted joins to exactly one level below the logs folder."""
+def test_accepted_run_name_is_one_path_segment(name: str) -> None:
+    """Every accepted name is a folder directly in the logs folder."""
     from pathlib import Path
 
     try:
@@ -122,25 +121,25 @@ def test_an_accepted_name_is_one_path_segment(name: str) -> None:
     ("text", "expected"), [("1", True), ("TRUE", True), ("on", True), ("0", False), ("no", False)]
 )
 def test_switches_from_a_variable(text: str, expected: bool) -> None:
-    """The usual words for yes and no."""
+    """The usual words for yes and no are understood."""
     assert resolved(environment={"TRACEML_QUIET": text}).quiet is expected
 
 
-def test_switches_from_a_file_are_its_booleans() -> None:
+def test_switches_from_a_file_are_booleans() -> None:
     """`overwrite: true` in YAML is true, `false` is false."""
     assert resolved(file={"overwrite": True}).overwrite is True
     assert resolved({}, {}, {"overwrite": False}).overwrite is False
 
 
-def test_an_unknown_key_in_a_file_is_named_with_the_known_ones() -> None:
-    """A typo in traceml.yaml is an error, not a silent default."""
+def test_unknown_key_in_a_file_is_an_error() -> None:
+    """A typo in traceml.yaml is reported with the known keys, not ignored."""
     with pytest.raises(
-        CommandError, match=r"traceml\.yaml: unknown setting 'intervall'; known are: run_name, "
+        CommandError, match=r"traceml\.yaml: unknown setting 'intervall'; use one of: run_name, "
     ):
         resolved(file={"intervall": 1})
 
 
-def test_a_null_in_a_file_is_not_given() -> None:
+def test_null_in_a_file_leaves_the_default() -> None:
     """`run_name:` without a value leaves the default."""
     assert resolved(file={"run_name": None, "interval": None}) == DEFAULTS
 
@@ -148,12 +147,12 @@ def test_a_null_in_a_file_is_not_given() -> None:
 @pytest.mark.parametrize(
     ("value", "expected"), [("1", True), ("true", True), ("0", False), ("", False), ("off", False)]
 )
-def test_disabled(value: str, expected: bool) -> None:
-    """TRACEML_DISABLED understands yes and no."""
+def test_disabled_variable(value: str, expected: bool) -> None:
+    """TRACEML_DISABLED takes the usual words for yes and no."""
     assert is_disabled({"TRACEML_DISABLED": value}) is expected
 
 
-def test_a_bad_disabled_is_one_line() -> None:
-    """TRACEML_DISABLED=maybe is an error, not a guess."""
-    with pytest.raises(CommandError, match="TRACEML_DISABLED='maybe': use 1 or 0"):
+def test_bad_disabled_variable_is_an_error() -> None:
+    """TRACEML_DISABLED=maybe is reported, not guessed at."""
+    with pytest.raises(CommandError, match="TRACEML_DISABLED: invalid value 'maybe'; use 1 or 0"):
         is_disabled({"TRACEML_DISABLED": "maybe"})

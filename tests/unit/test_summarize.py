@@ -1,4 +1,4 @@
-"""The whole summary of hand-made runs: the time adds up, notes tell what was odd, null is never 0."""
+"""The whole summary of hand-made runs: time adds up, notes report problems, and null is never 0."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 
 from tests.unit import made
 from traceml.analyze.summarize import summarize
-from traceml.schema.facts import RunFacts
-from traceml.schema.recorded import RankRecording, RunRecording
-from traceml.schema.summary import Summary
+from traceml.schema import catalog as c
+from traceml.schema.recorded import RankRecording, RunFacts, RunRecording
+from traceml.schema.summary import Event, Ranks, Summary
 
 FACTS = RunFacts("demo", "completed", 0, begin_ns=0, end_ns=4_000_000_000, cores=4)
-USUAL = {"input": 1.0, "forward": 4.0, "backward": 4.0, "optimizer": 1.0}
+USUAL: dict[str, Any] = {"input": 1.0, "forward": 4.0, "backward": 4.0, "optimizer": 1.0}
 
 
 def summary_of(*ranks: RankRecording, facts: RunFacts = FACTS, **parts: Any) -> Summary:
@@ -34,20 +34,20 @@ def numbers(value: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 4, 5, 19, 20, 50, 400])
-def test_a_run_of_any_length_has_a_summary(count: int) -> None:
-    """Zero steps, one step, many: valid JSON, four sections with a diagnosis, no NaN anywhere."""
+def test_run_of_any_length_has_a_summary(count: int) -> None:
+    """No step, one step, many: valid JSON, four sections with a diagnosis, no NaN anywhere."""
     found = summary_of(made.rank(made.steps(count, **USUAL)))
     decoded = msgspec.json.decode(msgspec.json.encode(found))
     assert all(math.isfinite(n) for n in numbers(decoded))
     for section in (found.step_time, found.step_memory, found.system, found.process):
         assert section.diagnosis is section.issues[0]
-    assert found.run.steps["total"] == count
+    assert found.run.steps.total == count
 
 
-def test_the_runs_seconds_add_up() -> None:
-    """Start-up, steps, dropped steps and the end are the run's duration, to the nanosecond."""
+def test_seconds_of_a_run_add_up() -> None:
+    """Startup, steps, dropped steps and the end add up to the duration of the run."""
     first = made.steps(50, begin_ns=1_000_000_000, **USUAL)
-    gap = 300_000_000  # an aborted step published nothing: its time is a gap
+    gap = 300_000_000  # an aborted step recorded nothing: its time is a gap
     later = made.steps(50, begin_ns=int(first["end_ns"][-1]) + gap, first_step=51, **USUAL)
     found = summary_of(made.rank(np.concatenate([first, later]))).run
     assert found.duration_s == 4.0
@@ -72,20 +72,19 @@ def test_phases_add_up_to_the_step() -> None:
     assert sum(p for p in parts if p is not None) == pytest.approx(metrics["step_ms"].average)
 
 
-def test_a_summary_is_made_the_same_twice() -> None:
-    """Analysis is pure: the same rows give the same bytes."""
+def test_same_rows_give_the_same_summary() -> None:
+    """Analysis is pure: the bytes are equal."""
     rank = made.rank(made.steps(100, **USUAL))
     assert msgspec.json.encode(summary_of(rank)) == msgspec.json.encode(summary_of(rank))
 
 
-def test_ranks_seen_used_and_lost() -> None:
-    """An expected rank with no rows is named; one dark rank does not silence the others."""
-    lit = made.rank(made.steps(60, input=40, forward=60), 0, world_size=4)
-    dark = made.rank(made.steps(0), 2, world_size=4)
-    found = summary_of(lit, dark)
+def test_missing_rank_is_named_and_does_not_hide_the_others() -> None:
+    """Ranks are listed as seen, used or lost; the diagnosis uses those that have rows."""
+    trains = made.rank(made.steps(60, input=40, forward=60), 0, world_size=4)
+    silent = made.rank(made.steps(0), 2, world_size=4)
+    found = summary_of(trains, silent)
     assert found.run.world_size == 4
-    ranks = {"seen": [0, 2], "used": [0], "lost": [1, 2, 3], "ended_first": None, "earlier_attempts": []}
-    assert found.run.ranks == ranks
+    assert found.run.ranks == Ranks(seen=[0, 2], used=[0], lost=[1, 2, 3])
     assert found.primary_diagnosis.status == "INPUT-BOUND"
     assert any("r2" in note for note in found.run.notes)
 
@@ -99,15 +98,15 @@ def test_ranks_seen_used_and_lost() -> None:
         ({"python", "old-python"}, "older than 3.10"),
     ],
 )
-def test_a_run_that_recorded_nothing_says_how_far_it_came(seen: set[str], words: str) -> None:
-    """No rank: NO DATA, and a note that says why."""
+def test_run_that_recorded_nothing_says_why(seen: set[str], words: str) -> None:
+    """Without a rank: NO DATA, and a note with the reason."""
     found = summarize(RunRecording(ranks=[], seen=frozenset(seen)), FACTS)
     assert found.primary_diagnosis.status == "NO DATA"
     assert any(words in note for note in found.run.notes)
 
 
-def test_a_running_run_is_not_blamed_for_having_nothing_yet() -> None:
-    """A live view before the first step has no note about nothing."""
+def test_running_job_without_steps_has_no_note() -> None:
+    """A live view before the first step does not report that nothing was recorded."""
     assert summarize(RunRecording(ranks=[]), RunFacts("demo"), final=False).run.notes == []
 
 
@@ -115,21 +114,21 @@ def test_a_running_run_is_not_blamed_for_having_nothing_yet() -> None:
     ("parts", "words"),
     [
         ({"lost_rows": True}, "The disk was full"),
-        ({"rows": made.steps(50, extra_flags=made.c.FLAG_INPUT_INFERRED, **USUAL)}, "Input time is inferred"),
+        ({"rows": made.steps(50, extra_flags=c.FLAG_INPUT_INFERRED, **USUAL)}, "Input time is inferred"),
         (
             {"rows": made.steps(50, **{**USUAL, "forward": [900.0, *[4.0] * 49]})},
-            "Warm-up left out: 1 step(s)",
+            "Left out as warm-up: 1 step(s)",
         ),
     ],
 )
-def test_what_was_odd_is_noted(parts: dict[str, Any], words: str) -> None:
-    """A full disk, inferred input, warm-up: each has its note."""
+def test_full_disk_inferred_input_and_warm_up_are_noted(parts: dict[str, Any], words: str) -> None:
+    """Each has its note."""
     rank = made.rank(**{"rows": made.steps(50, **USUAL), **parts})
     assert any(words in note for note in summary_of(rank).run.notes)
 
 
-def test_other_work_on_the_machine_is_noted_and_taken_into_account() -> None:
-    """Threads that waited for a core 12 % of the time: a note, and the number where jitter can see it."""
+def test_waiting_for_cores_is_noted_and_considered() -> None:
+    """Threads waited for a core 12 % of the time: there is a note, and JITTER takes it into account."""
     forward = np.where(np.random.default_rng(5).permutation(200) < 20, 250.0, 100.0)
     rank = made.rank(made.steps(200, forward=forward))
     rows = made.process(10, cpu_delay_percent=12.0)
@@ -137,99 +136,131 @@ def test_other_work_on_the_machine_is_noted_and_taken_into_account() -> None:
     alone, disturbed = summary_of(rank), summary_of(rank, process_rows=rows)
     assert alone.primary_diagnosis.kind == "JITTER"
     assert disturbed.primary_diagnosis.kind == "COMPUTE_BOUND"
-    assert any("waited for a core 12.0 %" in note for note in disturbed.run.notes)
+    assert any("waited for a CPU core 12.0 %" in note for note in disturbed.run.notes)
 
 
-def test_problems_of_the_reader_are_passed_on() -> None:
-    """A damaged file is a note of the summary, and does not hide the rest."""
+def test_problems_of_the_reader_are_noted() -> None:
+    """A damaged file has a note and does not hide the rest."""
     found = summary_of(made.rank(made.steps(50, **USUAL)), problems=["rank-1.steps: damaged header"])
     assert found.run.notes[0] == "rank-1.steps: damaged header"
-    assert found.run.steps["total"] == 50
+    assert found.run.steps.total == 50
 
 
-def test_the_error_of_a_failed_run_is_its_reason() -> None:
-    """The last error event of the training is why it failed; a completed run has no reason."""
+def test_error_of_a_failed_run_is_its_reason() -> None:
+    """The error event of the training is the reason; a completed run has none."""
     rank = made.rank(made.steps(50, **USUAL), events=[{"kind": "error", "message": "ValueError: boom"}])
     failed = replace(FACTS, status="failed", exit_code=1)
     assert summary_of(rank, facts=failed).run.reason == "ValueError: boom"
     assert summary_of(rank).run.reason is None
 
 
-def test_events_are_in_order_and_in_the_summarys_units() -> None:
-    """Seconds since the start, milliseconds of duration, rank; the order is that of time."""
+def test_events_are_sorted_and_in_the_units_of_the_summary() -> None:
+    """Sorted by time, with seconds since the start, duration in milliseconds, and the rank."""
     events = [
         {"kind": "gc", "step": 7, "time_ns": 2_000_000_000, "duration_ns": 5_000_000},
-        {"kind": "epoch_start", "step": 1, "time_ns": 1_000_000_000, "duration_ns": None, "workers": 2},
+        {"kind": "epoch_start", "step": 1, "time_ns": 1_000_000_000, "workers": 2},
         {"kind": "odd"},
     ]
     found = summary_of(made.rank(made.steps(50, **USUAL), events=events)).events
-    assert [e["kind"] for e in found] == ["epoch_start", "gc", "odd"]
-    assert found[0] == {
-        "kind": "epoch_start",
-        "rank": 0,
-        "step": 1,
-        "time_s": 1.0,
-        "duration_ms": 0,
-        "workers": 2,
-    }
-    assert (found[1]["time_s"], found[1]["duration_ms"]) == (2.0, 5.0)
-    assert found[2]["time_s"] is None
+    assert [e.kind for e in found] == ["epoch_start", "gc", "odd"]
+    assert found[0] == Event("epoch_start", rank=0, step=1, time_s=1.0, duration_ms=0, workers=2)
+    assert (found[1].time_s, found[1].duration_ms) == (2.0, 5.0)
+    assert found[2].time_s is None
 
 
-def test_several_events_without_a_time_are_no_crash() -> None:
-    """Events of a run whose begin is unknown, or that carry no time, come last."""
+def test_events_without_a_time_come_last() -> None:
+    """Events of a run whose start is unknown, or without a time, have no time in the summary."""
     events = [{"kind": "odd"}, {"kind": "odder"}, {"kind": "gc", "time_ns": 5}]
     found = summary_of(made.rank(made.steps(50, **USUAL), events=events), facts=RunFacts("demo")).events
-    assert [e["time_s"] for e in found] == [None, None, None]
+    assert [e.time_s for e in found] == [None, None, None]
 
 
-def test_a_storm_of_events_is_cut_to_the_longest() -> None:
-    """At most 200 events, the longest ones."""
+def test_only_the_longest_of_very_many_events_are_kept() -> None:
+    """At most 200 events."""
     events = [{"kind": "gc", "time_ns": i, "duration_ns": i * 1000} for i in range(1, 1001)]
     found = summary_of(made.rank(made.steps(50, **USUAL), events=events)).events
     assert len(found) == 200
-    assert min(e["duration_ms"] for e in found) == pytest.approx(0.801)
+    assert min(e.duration_ms for e in found) == pytest.approx(0.801)
 
 
-def test_the_environment_tells_batch_and_versions() -> None:
-    """What the rank's header and rows know; unknown batch sizes are null."""
+def test_environment_has_batch_size_and_versions() -> None:
+    """From the rank's header and rows; an unknown batch size is null."""
     known = summary_of(made.rank(made.steps(50, samples=32, **USUAL))).environment
-    assert (known["torch"], known["device"], known["batch_size"]) == ("2.13.0", "cpu", 32)
-    assert summary_of(made.rank(made.steps(50, **USUAL))).environment["batch_size"] is None
+    assert (known.torch, known.device, known.batch_size) == ("2.13.0", "cpu", 32)
+    assert summary_of(made.rank(made.steps(50, **USUAL))).environment.batch_size is None
 
 
-def test_our_own_cost_is_told() -> None:
-    """µs a step and its share of step time, from what was measured when recording began."""
+def test_overhead_is_reported() -> None:
+    """µs per step and its share of step time, from the costs measured when recording began."""
     rank = made.rank(made.steps(50, **USUAL), overhead={"switch_ns": 1000, "row_ns": 5000})
     found = summary_of(rank).overhead
-    assert found["us_per_step"] == pytest.approx(10.0)
-    assert found["share"] == pytest.approx(0.001)
-    assert summary_of(made.rank(made.steps(0))).overhead["us_per_step"] is None
+    assert found.us_per_step == pytest.approx(10.0)
+    assert found.share == pytest.approx(0.001)
+    assert summary_of(made.rank(made.steps(0))).overhead.us_per_step is None
 
 
-def test_user_phases_are_in_the_catalogue() -> None:
-    """Readers need no knowledge of ours: every metric key has its row."""
+def c_switch_notes(*ranks: RankRecording) -> list[str]:
+    return [note for note in summary_of(*ranks).run.notes if "C phase switch" in note]
+
+
+def test_a_missing_c_switch_is_reported_once_with_its_cost() -> None:
+    """Without the C switch one note says so and gives the cost per step that was measured in this run."""
+    python = {"switch_ns": 1000, "row_ns": 5000, "in_c": False}
+    ranks = [made.rank(made.steps(50, **USUAL), n, world_size=2, overhead=python) for n in (0, 1)]
+    (note,) = c_switch_notes(*ranks)
+    assert "is not in use:" in note
+    assert "at about 10.0 µs per step" in note
+
+
+def test_ranks_without_the_c_switch_are_named_if_others_have_it() -> None:
+    """The note names the ranks that lack the C switch and gives their cost, not the mean of all ranks."""
+    with_c = made.rank(
+        made.steps(50, **USUAL), 0, world_size=2, overhead={"switch_ns": 100, "row_ns": 500, "in_c": True}
+    )
+    without = made.rank(
+        made.steps(50, **USUAL), 1, world_size=2, overhead={"switch_ns": 1000, "row_ns": 5000, "in_c": False}
+    )
+    (note,) = c_switch_notes(with_c, without)
+    assert "is not in use on r1:" in note
+    assert "at about 10.0 µs per step" in note
+
+
+@pytest.mark.parametrize("overhead", [{}, {"in_c": True, "switch_ns": 100, "row_ns": 500}])
+def test_no_note_about_the_c_switch_without_evidence(overhead: dict[str, Any]) -> None:
+    """Nothing is said if the C switch is in use, or if the recording does not say."""
+    assert c_switch_notes(made.rank(made.steps(50, **USUAL), overhead=overhead)) == []
+
+
+def test_no_cost_of_the_python_switch_without_steps() -> None:
+    """Without a completed step there is no cost to give; the note gives none."""
+    python = {"switch_ns": 1000, "row_ns": 5000, "in_c": False}
+    (note,) = c_switch_notes(made.rank(made.steps(0), overhead=python))
+    assert "per step" not in note
+
+
+def test_every_metric_is_in_the_catalog() -> None:
+    """Including user phases, so that readers of the file need no other knowledge."""
     rank = made.rank(made.steps(50, user0=1.0, **USUAL), user_names=["augment", *[None] * 6])
     found = summary_of(rank)
-    rows = {(r["section"], r["key"]) for r in found.catalog}
+    rows = {(r.section, r.key) for r in found.catalog}
     for name in ("step_time", "step_memory", "system", "process"):
         assert {(name, key) for key in getattr(found, name).metrics} <= rows
 
 
-def test_a_rank_that_died_early_does_not_silence_the_others() -> None:
-    """One step of r3, 200 of the others: judged without r3, which is named."""
+def test_rank_that_died_early_is_left_out_and_named() -> None:
+    """One step of r3, 200 of the others: the diagnosis does not use r3, and a note names it."""
     slow = made.steps(200, input=40.0, forward=60.0)
     ranks = [made.rank(slow.copy(), i, world_size=4) for i in range(3)]
     found = summary_of(*ranks, made.rank(slow[:1].copy(), 3, world_size=4))
     assert found.primary_diagnosis.status == "INPUT-BOUND"
-    assert found.run.steps["total"] == 200
-    assert "r3 completed 1 step(s) at most: left out." in found.run.notes
+    assert found.run.steps.total == 200
+    assert "Left out because of too few steps (at most 1): r3." in found.run.notes
 
 
-def test_ranks_of_which_nothing_was_recorded_are_named() -> None:
-    """A world of four with three recordings; and waiting for a rank that is not there is no balance."""
+def test_ranks_without_a_recording_are_named() -> None:
+    """Three recordings of four ranks; and a rank that waits for a missing rank is not BALANCED."""
     ranks = [made.rank(made.steps(60, **USUAL), i, world_size=4) for i in (0, 1, 3)]
-    assert "Nothing was recorded of r2, of 4 ranks that were expected." in summary_of(*ranks).run.notes
+    assert "Nothing was recorded for r2 (4 ranks were expected)." in summary_of(*ranks).run.notes
     keys = (*made.ALL_MEASURED, "sync")
     waits = made.rank(made.steps(60, measured=keys, forward=10.0, sync=90.0), 0, world_size=2)
     primary = summary_of(waits).primary_diagnosis
@@ -237,8 +268,8 @@ def test_ranks_of_which_nothing_was_recorded_are_named() -> None:
     assert "the other ranks" in primary.summary
 
 
-def test_a_stall_is_in_the_notes() -> None:
-    """Where each rank was when nobody moved; those that did not wait for others come first."""
+def test_stall_is_noted() -> None:
+    """Where each rank was when no rank made progress; those that did not wait for others come first."""
     noticed = [
         {"kind": "stall", "rank": rank, "step": 20, "phase": phase, "duration_ns": 40 * 10**9, "wall_ns": 5}
         for rank, phase in ((0, "sync"), (1, "forward"))
@@ -248,3 +279,10 @@ def test_a_stall_is_in_the_notes() -> None:
         "No rank completed a step for at least 40 s: r1 in forward after step 20, r0 in sync after step 20."
         in summary_of(*ranks, monitor_events=noticed).run.notes
     )
+
+
+def test_an_impossible_world_size_is_not_believed() -> None:
+    """WORLD_SIZE may hold anything: two thousand million ranks would take all memory to list."""
+    found = summary_of(made.rank(made.steps(60, **USUAL), world_size=2_000_000_000))
+    assert found.run.world_size == 1
+    assert found.run.ranks.lost == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
+import sysconfig
 from threading import get_ident
 from typing import Any
 
@@ -22,8 +22,9 @@ from traceml.capture.switch import (
     SLOTS,
     PythonSwitch,
     Switch,
+    is_in_c,
 )
-from traceml.recording.format import SEQUENCE, padded_row_size
+from traceml.recording.layout import SEQUENCE, padded_row_size
 from traceml.schema import catalog as c
 
 PURE = os.environ.get("TRACEML_PURE_PYTHON", "0") not in ("", "0")
@@ -138,12 +139,12 @@ class Driver:
     def do_gradients_ready(self) -> None:
         self.switch.gradients_ready()
 
-    def do_leave_step(self, quick: bool, leads: bool, due: bool) -> int | None:
+    def do_leave_step(self, fast_end: bool, leads: bool, due: bool) -> int | None:
         """Leave as an optimizer's step does: the row is written at once when nothing needs a look."""
         if not self.open:
             return None
         row, s, optimizer = self._row_target(), self.switch, self
-        s.quick, s.lead, s.due = quick, id(optimizer) if leads else 1, 0 if due else 1 << 60
+        s.fast_end, s.leader, s.reading_due = fast_end, id(optimizer) if leads else 1, 0 if due else 1 << 60
         now = s.leave_step(self.open.pop(), optimizer)
         if now == 0:
             self.rows.append(bytes(row))
@@ -218,11 +219,11 @@ SEQUENCES = st.one_of(st.lists(st.one_of(OPERATION.map(lambda o: [o]), LOOP), ma
 
 
 def test_the_fast_switch_is_the_one_in_use() -> None:
-    """Where the C switch can be built it is used; without it the equivalence below would prove nothing."""
-    if PURE or sys.version_info < (3, 11):
-        assert Switch is PythonSwitch
+    """Every Python that can have the C switch uses it; else the comparison below would prove nothing."""
+    if PURE or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        assert not is_in_c()
     else:
-        assert Switch is not PythonSwitch, (
+        assert is_in_c(), (
             "traceml.capture._switch is not built: run `pip install -e .` (or set TRACEML_PURE_PYTHON=1 "
             "to test the Python switch alone)"
         )

@@ -1,4 +1,4 @@
-"""Everything recorded in a run folder: one damaged file never hides the others."""
+"""Reading a whole run folder: one damaged file never hides the others."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from tests.unit import made
-from traceml.collect.tail import Tail, latest_of_each_step, read_events
+from traceml.recording.events import read_events
+from traceml.recording.fold import latest_of_each_step
+from traceml.recording.tail import Tail
 from traceml.recording.writer import RecordingWriter
 from traceml.schema import catalog as c
+from traceml.schema.recorded import RecordedEvent
 
 
 @pytest.fixture
@@ -30,8 +33,8 @@ def write_rank(folder: Path, number: int = 0, count: int = 5, **header: Any) -> 
     return writer
 
 
-def test_what_is_there_is_read(folder: Path) -> None:
-    """Ranks, their rows, names and events, the gauges, the marks of how far the command came."""
+def test_everything_in_the_folder_is_read(folder: Path) -> None:
+    """Ranks with their rows, names and events, the gauges, and how far the command got."""
     write_rank(folder, 0).set_name(0, "augment")
     write_rank(folder, 1, 7)
     (folder / "recording" / "rank-0.1.events.jsonl").write_text('{"kind": "gc"}\n')
@@ -41,7 +44,7 @@ def test_what_is_there_is_read(folder: Path) -> None:
     found = Tail(folder).read()
     assert [(r.rank, r.pid, len(r.rows)) for r in found.ranks] == [(0, 100, 5), (1, 101, 7)]
     assert found.ranks[0].user_names[:2] == ["augment", None]
-    assert found.ranks[0].events == [{"kind": "gc"}]
+    assert found.ranks[0].events == [RecordedEvent("gc")]
     assert found.seen == {"torch"}
     assert found.system_rows is not None
     assert found.system_rows["cpu_percent"].tolist() == [2.0]
@@ -49,7 +52,7 @@ def test_what_is_there_is_read(folder: Path) -> None:
 
 
 def test_new_rows_are_seen_at_the_next_look(folder: Path) -> None:
-    """A tail that stays open sees what is appended."""
+    """A tail that is kept sees what is appended."""
     writer, tail = write_rank(folder), Tail(folder)
     assert len(tail.read().ranks[0].rows) == 5
     writer.append(*[6] * len(c.STEP_COLUMNS))
@@ -58,7 +61,7 @@ def test_new_rows_are_seen_at_the_next_look(folder: Path) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"junk", b"TRACEML\0" + bytes(9000)])
 def test_a_damaged_file_does_not_hide_the_others(folder: Path, data: bytes) -> None:
-    """It is named once, however often one looks, and the good ranks are read."""
+    """It is named once, however often the folder is read, and the good ranks are read."""
     write_rank(folder, 0)
     (folder / "recording" / "rank-1.1.steps").write_bytes(data)
     tail = Tail(folder)
@@ -73,7 +76,7 @@ def test_a_damaged_file_does_not_hide_the_others(folder: Path, data: bytes) -> N
     "identity", [None, [], "x", {}, {"rank": None, "pid": None}, {"rank": "one", "pid": "x"}], ids=str
 )
 def test_a_header_without_a_proper_identity_does_not_hide_the_others(folder: Path, identity: Any) -> None:
-    """Whoever wrote it: the good rank is read and its process is sampled."""
+    """The good rank is read and its process is sampled."""
     write_rank(folder, 3)
     write_rank(folder, 9, identity=identity)
     tail = Tail(folder)
@@ -82,7 +85,7 @@ def test_a_header_without_a_proper_identity_does_not_hide_the_others(folder: Pat
 
 
 def test_a_recording_with_other_columns_does_not_hide_the_others(folder: Path) -> None:
-    """A rank file whose rows are no steps is a named problem."""
+    """A rank file whose rows are not steps is reported as a problem."""
     write_rank(folder, 0)
     RecordingWriter(str(folder / "recording" / "rank-5.1.steps"), (("time_ns", "q"),), {}).append(1)
     found = Tail(folder).read()
@@ -91,7 +94,7 @@ def test_a_recording_with_other_columns_does_not_hide_the_others(folder: Path) -
 
 
 def test_a_longer_row_of_the_same_step_supersedes_the_first() -> None:
-    """The first step of a cycle of optimizers is written early and again: the last one counts."""
+    """With several optimizers the first step is written early and then again: the last row counts."""
     rows = made.steps(6, forward=1)
     rows["step"] = [1, 1, 1, 2, 3, 3]
     rows["forward"] = [10, 20, 30, 40, 50, 60]
@@ -100,10 +103,10 @@ def test_a_longer_row_of_the_same_step_supersedes_the_first() -> None:
     assert found["forward"].tolist() == [30, 40, 60]
 
 
-def test_torn_and_foreign_event_lines_are_left_out(tmp_path: Path) -> None:
-    """A killed writer leaves half a line; it costs that line only."""
+def test_incomplete_and_unknown_event_lines_are_left_out(tmp_path: Path) -> None:
+    """A killed writer leaves half a line; only that line is lost."""
     good = json.dumps({"kind": "gc", "step": 3})
     text = f'{good}\n[1]\n{{"step": 1}}\n{{"kind": 5}}\nnull\n{good}\n{good[:9]}'
     (tmp_path / "events").write_bytes(text.encode() + b"\xff\xfe")
-    assert read_events(tmp_path / "events") == [{"kind": "gc", "step": 3}] * 2
+    assert read_events(tmp_path / "events") == [RecordedEvent("gc", 3)] * 2
     assert read_events(tmp_path / "missing") == []

@@ -1,6 +1,6 @@
-"""The text: verdict first, every line within 100 columns, whatever is thrown at it.
+"""The text summary: verdict first, and every line within 100 columns, whatever the input.
 
-The golden file is what a reader sees; after a wanted change update it with
+The golden files are what a reader sees. After an intended change, update them with
 
     TRACEML_UPDATE_GOLDEN=1 python -m pytest tests/unit/test_text.py
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -21,17 +22,20 @@ from hypothesis import strategies as st
 from tests.unit import made
 from traceml.analyze.summarize import summarize
 from traceml.present.text import render
-from traceml.schema.facts import RunFacts
-from traceml.schema.recorded import RunRecording
+from traceml.schema.catalog import Metric
+from traceml.schema.recorded import RunFacts, RunRecording
 from traceml.schema.summary import (
     CRIT,
+    Environment,
     Finding,
     Member,
     MetricStat,
+    Overhead,
     Primary,
     RankValue,
     Run,
     Section,
+    SectionWindow,
     Summary,
 )
 
@@ -43,7 +47,7 @@ FACTS = RunFacts(
     begin_ns=0,
     end_ns=3_000_000_000,
     command=["python", "train.py"],
-    environment={"git_commit": "0123456789abcdef", "git_dirty": True},
+    environment=Environment(git_commit="0123456789abcdef", git_dirty=True),
     cores=4,
 )
 
@@ -122,7 +126,7 @@ def two_ranks_on_gpus() -> Summary:
     return summarize(recording, facts)
 
 
-SUMMARIES = {
+SUMMARIES: dict[str, Callable[[], Summary]] = {
     "slow_input": slow_input,
     "two_ranks_on_gpus": two_ranks_on_gpus,
     "nothing": lambda: summarize(RunRecording(ranks=[]), FACTS),
@@ -130,8 +134,8 @@ SUMMARIES = {
 
 
 @pytest.mark.parametrize("name", SUMMARIES)
-def test_the_text_is_the_golden_text(name: str) -> None:
-    """What a reader sees changes only on purpose (see the top of this file for how to update)."""
+def test_text_equals_the_golden_file(name: str) -> None:
+    """What a reader sees changes only on purpose (the top of this file says how to update it)."""
     text = "\n".join(rendered(SUMMARIES[name]())) + "\n"
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("TRACEML_UPDATE_GOLDEN", "0") not in ("", "0"):
@@ -141,8 +145,8 @@ def test_the_text_is_the_golden_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SUMMARIES)
-def test_the_verdict_comes_first(name: str) -> None:
-    """Right under the headline: the verdict, why, what next."""
+def test_verdict_comes_first(name: str) -> None:
+    """Directly below the headline: the verdict, the reason, the next step."""
     summary = SUMMARIES[name]()
     lines = rendered(summary)
     assert lines[3].startswith(f"Verdict  {summary.primary_diagnosis.status}")
@@ -150,22 +154,22 @@ def test_the_verdict_comes_first(name: str) -> None:
     assert any(line.startswith("Next     ") for line in lines[5:8])
 
 
-def test_the_text_is_readable_without_colour() -> None:
+def test_text_is_readable_without_colour() -> None:
     """No escape sequence, and severity is a word."""
     text = render(slow_input())
     assert "\x1b" not in text
     assert "INPUT-BOUND  (critical)" in text
 
 
-def test_the_text_survives_the_json() -> None:
-    """Printed again from final_summary.json it is the same text."""
+def test_text_from_the_json_file_is_the_same() -> None:
+    """Printing from final_summary.json gives the same text."""
     summary = two_ranks_on_gpus()
     again = msgspec.json.decode(msgspec.json.encode(summary), type=Summary)
     assert render(again) == render(summary)
 
 
-def test_every_finding_is_said() -> None:
-    """Each issue of each section is in the text with its summary; warnings with their action."""
+def test_every_finding_is_in_the_text() -> None:
+    """Each issue of each section with its summary, and warnings with their action."""
     summary = two_ranks_on_gpus()
     text = " ".join(render(summary).split())
     for section in (summary.step_time, summary.step_memory, summary.system, summary.process):
@@ -175,15 +179,15 @@ def test_every_finding_is_said() -> None:
                 assert finding.action in text
 
 
-def test_what_was_not_measured_is_not_shown_as_zero() -> None:
-    """A CPU run has no line of H2D or GPU numbers at all."""
+def test_unmeasured_metrics_are_not_shown() -> None:
+    """A CPU run has no line with H2D or GPU numbers, not even with zeros."""
     text = render(slow_input())
     assert "H2D" not in text
     assert "GPU" not in text.replace("(no GPU seen)", "")
 
 
-def test_how_a_run_ended_is_said() -> None:
-    """A failed run says why and with which exit code; a completed one does not."""
+def test_text_says_how_a_failed_run_ended() -> None:
+    """With the reason and the exit code; a completed run has no such line."""
     assert "Ended    failed: RuntimeError: CUDA error second line (exit code 1)" in render(
         two_ranks_on_gpus()
     )
@@ -213,10 +217,10 @@ NUMBER = st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False), 
 
 @given(name=NASTY, phase=NASTY, reason=NASTY, note=NASTY, status=NASTY, word=NASTY, torch=NASTY)
 @settings(max_examples=120)
-def test_any_words_fit(
+def test_text_of_any_length_and_script_fits(
     name: str, phase: str, reason: str, note: str, status: str, word: str, torch: str
 ) -> None:
-    """Names, reasons, notes, labels and texts of any length and script never break a line or the terminal."""
+    """Names, reasons, notes, labels and sentences never break a line or the terminal."""
     usual = slow_input()
     stat = MetricStat(1.0, RankValue(1.0, 0), RankValue(1.0, 0), 1.0, 1.0, 0.0, 0.5)
     finding = Finding(word, status, CRIT, word, reason)
@@ -226,7 +230,7 @@ def test_any_words_fit(
         issues=[finding, replace(finding, kind="OTHER")],
         metrics={**usual.step_time.metrics, f"user.{phase}_ms": stat},
     )
-    row = {"key": f"user.{phase}_ms", "label": phase, "unit": "ms", "section": "step_time", "help": ""}
+    row = Metric(f"user.{phase}_ms", phase, "ms", "step_time", "")
     assert rendered(
         replace(
             usual,
@@ -236,7 +240,7 @@ def test_any_words_fit(
             ),
             step_time=section,
             step_memory=replace(usual.step_memory, diagnosis=finding, issues=[finding]),
-            environment={"torch": torch, "device_name": word, "git_commit": note},
+            environment=Environment(torch=torch, device_name=word, git_commit=note),
             catalog=[*usual.catalog, row],
         )
     )
@@ -244,8 +248,8 @@ def test_any_words_fit(
 
 @given(values=st.lists(NUMBER, min_size=6, max_size=6), ranks=st.one_of(st.none(), st.integers(0, 10**6)))
 @settings(max_examples=80)
-def test_any_numbers_fit(values: list[float | None], ranks: int | None) -> None:
-    """Metrics of any size, or null, in any section: the tables hold."""
+def test_numbers_of_any_size_fit(values: list[float | None], ranks: int | None) -> None:
+    """Metrics of any size, or null, in any section never break a table."""
     usual = two_ranks_on_gpus()
     a, b, c, d, e, f = values
     stat = MetricStat(a, RankValue(b, ranks), RankValue(c, ranks), d, e, f, a)
@@ -260,7 +264,7 @@ def test_any_numbers_fit(values: list[float | None], ranks: int | None) -> None:
             step_memory=changed(usual.step_memory),
             system=changed(usual.system),
             process=changed(usual.process),
-            overhead={"us_per_step": a, "share": b},
+            overhead=Overhead(us_per_step=a, share=b),
         )
     )
 
@@ -268,19 +272,19 @@ def test_any_numbers_fit(values: list[float | None], ranks: int | None) -> None:
 NOTHING = Finding("NO_DATA", "NO DATA", "info", "", "")
 
 
-def test_nothing_at_all_is_still_a_text() -> None:
-    """A summary with no window, no metric, no catalogue and no words renders, verdict first."""
+def test_empty_summary_has_a_text() -> None:
+    """Without window, metrics and sentences, the verdict still comes first."""
     empty = Section(NOTHING, [NOTHING])
     summary = Summary(Run(), Primary(), empty, empty, empty, empty)
     assert rendered(summary)[3] == "Verdict  NO DATA"
 
 
-def test_null_everywhere_is_a_text() -> None:
-    """Windows, members and metrics that hold only nulls show n/a or nothing, never a traceback."""
+def test_summary_with_only_nulls_has_a_text() -> None:
+    """Windows, members and metrics with only nulls show n/a or nothing."""
     blank = Section(
         NOTHING,
         [NOTHING],
-        window={"num_steps": 5, "start_step": None, "memory": None, "samples": None},
+        window=SectionWindow(num_steps=5),
         metrics={
             "step_ms": MetricStat(),
             "rss_bytes": MetricStat(worst=RankValue(1.0)),
@@ -288,15 +292,15 @@ def test_null_everywhere_is_a_text() -> None:
         },
         ranks={"0": Member()},
     )
-    run = Run(status="failed", steps={"total": None}, ranks={}, world_size=4)
-    lines = rendered(Summary(run, Primary(), blank, blank, blank, blank, environment={"torch": None}))
+    run = Run(status="failed", world_size=4)
+    lines = rendered(Summary(run, Primary(), blank, blank, blank, blank))
     assert not any("None" in line for line in lines)
 
 
-def test_a_severity_or_unit_of_a_newer_version_is_read_as_far_as_it_goes() -> None:
-    """Unknown words in a file of a newer TraceML are shown without what we do not know."""
+def test_unknown_severity_or_unit_of_a_newer_version_is_tolerated() -> None:
+    """A file from a newer TraceML is shown without the parts that are unknown."""
     usual = slow_input()
-    catalog = [{**row, "unit": "furlongs"} for row in usual.catalog]
+    catalog = [replace(row, unit="furlongs") for row in usual.catalog]
     newer = replace(
         usual, primary_diagnosis=replace(usual.primary_diagnosis, severity="catastrophic"), catalog=catalog
     )

@@ -1,4 +1,4 @@
-"""The import watch: told right after a module's import, and the module none the wiser."""
+"""The import watch: called right after a module's import, and the module is left unchanged."""
 
 from __future__ import annotations
 
@@ -77,15 +77,15 @@ def test_a_module_that_is_being_imported_is_waited_for(modules: Path) -> None:
     def during() -> None:
         watch.when_imported(name, lambda module: seen.append(getattr(module, "value", None)))
 
-    sys._watch_me = during
+    sys._watch_me = during  # type: ignore[attr-defined]
     try:
         importlib.import_module(name)
     finally:
-        del sys._watch_me
+        del sys._watch_me  # type: ignore[attr-defined]
     assert seen == [2]
 
 
-def test_the_module_is_as_it_would_have_been(modules: Path) -> None:
+def test_watched_module_is_left_unchanged(modules: Path) -> None:
     """Its loader, spec and file are the usual ones: nothing of ours stays in it."""
     plain = importlib.import_module(make(modules, "watched_plain"))
     name = make(modules, "watched_seen")
@@ -98,9 +98,10 @@ def test_the_module_is_as_it_would_have_been(modules: Path) -> None:
     assert importlib.reload(seen) is seen
 
 
-def test_an_import_that_fails_fails_as_before(modules: Path) -> None:
-    """The user's own error comes out unchanged, nobody is called, and a second try works."""
-    name, seen = make(modules, "watched_bad", "raise RuntimeError('mine')\n"), []
+def test_failing_import_raises_the_users_own_error(modules: Path) -> None:
+    """The user's own error comes out unchanged, no callback runs, and a second try works."""
+    name = make(modules, "watched_bad", "raise RuntimeError('mine')\n")
+    seen: list[Any] = []
     watch = ImportWatch()
     watch.when_imported(name, seen.append)
     with pytest.raises(RuntimeError, match="mine"):
@@ -111,7 +112,7 @@ def test_an_import_that_fails_fails_as_before(modules: Path) -> None:
     assert importlib.import_module(name) is seen[0]
 
 
-def test_a_missing_module_is_missing(modules: Path) -> None:
+def test_missing_module_raises_as_before(modules: Path) -> None:
     """Watching a module does not make it exist."""
     ImportWatch().when_imported("watched_nowhere", print)
     with pytest.raises(ModuleNotFoundError, match="watched_nowhere"):
@@ -137,3 +138,15 @@ def test_a_submodule_can_be_watched(modules: Path) -> None:
     watch.when_imported("watched_package.inner", lambda module: seen.append(module.value))
     importlib.import_module("watched_package.inner")
     assert seen == [3]
+
+
+def test_two_watches_do_not_ask_each_other_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each asks all other finders, the other watch among them: the module is found and both are told."""
+    (tmp_path / "watched_by_two.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    told = []
+    for number in (1, 2):
+        ImportWatch().when_imported("watched_by_two", lambda _module, number=number: told.append(number))
+    importlib.import_module("watched_by_two")
+    assert sorted(told) == [1, 2]

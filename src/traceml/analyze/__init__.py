@@ -1,1 +1,1 @@
-"""Pure functions: rows in, findings out. No clock, no file, no socket, no torch."""
+"""Pure functions from rows to findings. No clock, no file, no socket, no torch."""

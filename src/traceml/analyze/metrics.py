@@ -1,4 +1,4 @@
-"""Numbers of the summary: per-rank means, then average, median rank, worst rank and spread."""
+"""Numbers of the summary: each rank's mean, then the average, median rank, worst rank and spread."""
 
 from __future__ import annotations
 
@@ -10,39 +10,42 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from traceml.analyze.window import WAIT, Window, middle
+from traceml.analyze.window import WAIT, Floats, Window, median_low
 from traceml.schema import catalog as c
-from traceml.schema.summary import Finding, MetricStat, RankValue
-
-Floats = NDArray[np.float64]
+from traceml.schema.summary import Blocks, Column, Finding, MetricStat, RankValue
 
 MOST_FOR_SPREAD: Final = 100_000
-"""Percentiles of more values than this are those of an even choice of them."""
+"""Percentiles of more values than this are taken over an even selection of them."""
 
 
 def number(value: float) -> float | None:
-    """A float for the summary: NaN and infinities were not measured."""
+    """A float for the summary: None for NaN and infinities, which were not measured."""
     return float(value) if math.isfinite(value) else None
 
 
-class Table:
-    """Metrics of some members (ranks or nodes) over (member, step or sample): means are taken once.
+def numbers(values: Floats) -> list[float | None]:
+    """Floats for the summary: None for what was not measured."""
+    return [value if math.isfinite(value) else None for value in values.tolist()]
 
-    `values` has each metric's array, NaN where it was not measured, and what to multiply it with.
-    """
+
+class Table:
+    """Metrics of some members (ranks or nodes): arrays over (member, step or sample) with their scale."""
 
     def __init__(self, members: tuple[int, ...], values: dict[str, tuple[Floats, float]]) -> None:
         self.members = members
         self._values = values
         self.means = {key: row_means(array) * scale for key, (array, scale) in values.items()}
 
+    def peaks(self) -> dict[str, Floats]:
+        """Each member's maximum of each metric."""
+        return {key: row_peaks(array) * scale for key, (array, scale) in self._values.items()}
+
     def stats(self, smaller_is_worse: tuple[str, ...] = ()) -> dict[str, MetricStat]:
         """Each metric's statistics."""
-        return {k: self._stat(k, k in smaller_is_worse) for k in self._values}
-
-    def _stat(self, key: str, smaller_is_worse: bool) -> MetricStat:
-        values, scale = self._values[key]
-        return stat(self.members, values, smaller_is_worse, scale, self.means[key])
+        return {
+            key: stat(self.members, values, key in smaller_is_worse, scale, self.means[key])
+            for key, (values, scale) in self._values.items()
+        }
 
     def of_members(self, chosen: Sequence[int]) -> dict[int, dict[str, float | None]]:
         """The means of these members, to the nanosecond: thousands of ranks make a long file."""
@@ -50,8 +53,8 @@ class Table:
         there = [member for member in chosen if member in place]
         at = [place[member] for member in there]
         columns = [numbers(np.round(means[at], 6)) for means in self.means.values()]
-        rows = zip(*columns, strict=True) if columns else iter(())
-        return {r: dict(zip(self.means, row, strict=True)) for r, row in zip(there, rows, strict=True)}
+        rows = zip(there, *columns, strict=True)
+        return {member: dict(zip(self.means, row, strict=True)) for member, *row in rows}
 
 
 def stat(
@@ -61,7 +64,7 @@ def stat(
     scale: float = 1.0,
     means: Floats | None = None,
 ) -> MetricStat:
-    """Statistics of one metric over (rank, step or sample). The median and the worst are real ranks'."""
+    """Statistics of one metric over (rank, step or sample). The median and the worst belong to real ranks."""
     means = row_means(values) * scale if means is None else means
     known = np.flatnonzero(~np.isnan(means))
     if not len(known):
@@ -80,10 +83,10 @@ def stat(
     )
 
 
-def listed(
+def members_to_list(
     members: Sequence[int], metrics: dict[str, MetricStat], findings: Sequence[Finding], most: int | None
 ) -> list[int]:
-    """The members that a section lists: all of them, or of more than `most` those that anything names."""
+    """All members; of more than `most` those that a finding or a metric names, and an even selection."""
     if most is None or len(members) <= most:
         return list(members)
     named = {rank for finding in findings for rank in finding.ranks}
@@ -93,66 +96,55 @@ def listed(
 
 
 def row_means(values: Floats) -> Floats:
-    """Each rank's mean of what it has; NaN for a rank that has nothing."""
+    """Each rank's mean of its values; NaN for a rank that has none."""
     if values.size == 0:
         return np.full(len(values), np.nan)
     means: Floats = values.mean(axis=1)
     if np.isnan(means).any():
-        there = ~np.isnan(values)
-        counts = there.sum(axis=1)
-        sums = np.where(there, values, 0.0).sum(axis=1)
-        means = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+        counts = (~np.isnan(values)).sum(axis=1)
+        means = np.where(counts > 0, np.nansum(values, axis=1) / np.maximum(counts, 1), np.nan)
     return means
 
 
 def row_peaks(values: Floats) -> Floats:
-    """Each rank's maximum of what it has; NaN for a rank that has nothing."""
+    """Each rank's maximum; NaN for a rank that has no values."""
     peaks: Floats = np.fmax.reduce(values, axis=1)
     return peaks
 
 
 def spread(values: Floats) -> tuple[float, float]:
-    """The 5th and the 95th percentile over all ranks and steps; of very many values, of some of them."""
+    """The 5th and the 95th percentile over all ranks and steps."""
     low, high = float(np.fmin.reduce(values, axis=None)), float(np.fmax.reduce(values, axis=None))
     if low == high:
         return low, high
     every = values.size // MOST_FOR_SPREAD + 1
     while math.gcd(every, values.shape[1]) > 1:
-        every += 1  # so that all places of a step's rhythm are among them
+        every += 1  # so that slow steps at regular intervals are neither all selected nor all skipped
     p5, p95 = np.nanpercentile(values.ravel()[::every], [5, 95])
     return float(p5), float(p95)
 
 
-def step_time_values(window: Window) -> dict[str, tuple[Floats, float]]:
-    """Every step-time metric as (rank, step) and what to multiply it with to get its unit.
-
-    NaN where it was not measured. Rates are the same for all steps of a rank: (rank, 1).
-    """
-    values = {"step_ms": (window.step_ns, 1e-6)}
-    for key in window.keys:
-        values[f"{key}_ms"] = (window.plane(key), 1e-6)
+def step_time_table(window: Window) -> Table:
+    """Every step-time metric of every rank in the window."""
+    users = [f"{k}_ms" for k in window.user_keys]
+    values = {f"{key}_ms": (window.plane(key), 1e-6) for key in window.keys}
+    values["step_ms"] = (window.step_ns, 1e-6)
     values["compute_ms"] = (window.compute.values, 1e-6)
     values["gc_ms"] = (window.gc_ns, 1e-6)
     values["samples_per_s"] = (_rate(window.samples, window.step_ns), 1e9)
     values["tokens_per_s"] = (_rate(window.tokens, window.step_ns), 1e9)
     order = [m.key for m in c.STEP_TIME_METRICS]
-    users = [f"{k}_ms" for k in window.user_keys]
     wait_at = order.index(f"{WAIT}_ms")
-    return {k: values[k] for k in (*order[:wait_at], *users, *order[wait_at:])}
+    return Table(window.ranks, {k: values[k] for k in (*order[:wait_at], *users, *order[wait_at:])})
 
 
 def _rate(amount: Floats, step_ns: Floats) -> Floats:
-    """Per rank the overall rate: a mean of ratios would favour short steps."""
+    """The overall rate of each rank, (rank, 1): a mean over steps would favour short steps."""
     if amount.size == 0:
         return amount
     unknown = np.isnan(amount).all(axis=1)
     total = np.nansum(amount, axis=1) if not unknown.all() else np.zeros(len(amount))
     return np.where(unknown, np.nan, total / np.maximum(step_ns.sum(axis=1), 1.0))[:, None]
-
-
-def step_time_table(window: Window) -> Table:
-    """Every step-time metric of every rank in the window."""
-    return Table(window.ranks, step_time_values(window))
 
 
 def step_time_metrics(table: Table) -> dict[str, MetricStat]:
@@ -163,40 +155,32 @@ def step_time_metrics(table: Table) -> dict[str, MetricStat]:
 
 
 def _share(table: Table, key: str) -> float | None:
-    """Of the median rank's step."""
+    """The median rank's share of step time."""
     shares = table.means[key] / table.means["step_ms"]
-    return middle(shares) if len(shares) and not np.isnan(shares).any() else None
+    return median_low(shares) if len(shares) and not np.isnan(shares).any() else None
 
 
-def numbers(values: Floats) -> list[float | None]:
-    """Floats for the summary, None for what was not measured."""
-    found: list[float | None] = values.tolist()
-    return found if np.isfinite(values).all() else [v if math.isfinite(v) else None for v in values.tolist()]
-
-
-def blocks(window: Window, most: int = 40, least: int = 20) -> dict[str, object]:
+def blocks(window: Window, most: int = 40, least: int = 20) -> Blocks:
     """Means of step and phases over consecutive blocks, for statistics on autocorrelated steps."""
-    count = window.count
-    if count == 0:
-        return {"steps_per_block": 0, "start_steps": [], "metrics": {}}
-    pieces = min(most, max(count // 5, min(count, least)))
-    cuts = np.linspace(0, count, pieces + 1).astype(int)
-    return {
-        "steps_per_block": int(cuts[1] - cuts[0]),
-        "start_steps": [int(window.steps[a]) for a in cuts[:-1]],
-        "metrics": {k: numbers(_means(t, cuts)) for k, t in window.typical_ms.items()},
-    }
+    if window.count == 0:
+        return Blocks()
+    pieces = min(most, max(window.count // 5, min(window.count, least)))
+    cuts = np.linspace(0, window.count, pieces + 1).astype(int)
+    return Blocks(
+        steps_per_block=int(cuts[1] - cuts[0]),
+        start_steps=window.steps[cuts[:-1]].tolist(),
+        metrics={k: numbers(_means(t, cuts)) for k, t in window.typical_ms.items()},
+    )
 
 
-def step_series(window: Window, most: int = 300) -> dict[str, object]:
-    """Step and phase times for charts: means over buckets of steps, and the slowest step of each."""
-    count = window.count
-    if count == 0:
+def step_series(window: Window, most: int = 300) -> dict[str, Column]:
+    """Step and phase times for charts: means over buckets of steps, and the slowest step of each bucket."""
+    if window.count == 0:
         return {"steps": []}
-    cuts = np.linspace(0, count, min(most, count) + 1).astype(int)
-    series: dict[str, object] = {"steps": window.steps[cuts[:-1]].tolist()}
+    cuts = np.linspace(0, window.count, min(most, window.count) + 1).astype(int)
+    series: dict[str, Column] = {"steps": window.steps[cuts[:-1]].tolist()}
     for key, values in window.typical_ms.items():
-        series[key] = numbers(np.round(_means(values, cuts), 4))
+        series[key] = [*numbers(np.round(_means(values, cuts), 4))]
     slowest = np.maximum.reduceat(window.step_ns.max(axis=0), cuts[:-1]) / 1e6
     series["step_ms_max"] = np.round(slowest, 4).tolist()
     return series

@@ -1,23 +1,22 @@
-"""What is to be known about a run besides its numbers, one sentence each."""
+"""What a reader should know about a run besides its numbers, one sentence each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from traceml.analyze import endings, totals
 from traceml.analyze.attempts import Attempts
-from traceml.analyze.window import Window
-from traceml.schema import catalog as c
+from traceml.analyze.window import SYNC, Window
 from traceml.schema import fmt
-from traceml.schema.facts import RunFacts
-from traceml.schema.recorded import RankRecording, RunRecording
+from traceml.schema.recorded import RankRecording, RecordedEvent, RunFacts, RunRecording
+from traceml.schema.summary import Attempt
 
 NOTABLE_CPU_DELAY: Final = 0.05
 MOST_UNEVEN: Final = 1
-"""A rank that was killed may be a step behind the others."""
+"""A rank that was killed may be one step behind the others."""
 MOST_LISTED: Final = 8
 SAME_STALL_NS: Final = 1_000_000_000
 
@@ -25,126 +24,155 @@ Ranks = dict[int, RankRecording]
 
 
 def notes_of(
-    recording: RunRecording,
-    facts: RunFacts,
-    attempts: Attempts,
-    window: Window,
-    earlier: list[dict[str, Any]],
+    recording: RunRecording, facts: RunFacts, attempts: Attempts, window: Window, earlier: Sequence[Attempt]
 ) -> list[str]:
     """`summary.run.notes`."""
     ranks = attempts.chosen
     notes = [*recording.problems, *facts.notes]
     if not ranks and facts.status != "running":
         notes.append(_why_nothing(recording.seen))
-    if window.warmup and window.count:
-        mean = float(np.median(window.step_ns)) / 1e6
-        if window.warmup[0] > 2 * mean:
-            notes.append(
-                f"Warm-up left out: {len(window.warmup)} step(s); the first took "
-                f"{fmt.ms(window.warmup[0])}, a typical one {fmt.ms(mean)}."
-            )
-    if window.cpu_delay_share >= NOTABLE_CPU_DELAY:
-        notes.append(
-            f"The training's threads waited for a core {fmt.share(window.cpu_delay_share)} of the time: for "
-            "other work on this machine or its host, or because of a CPU quota."
-        )
-    if window.input_inferred:
-        notes.append("Input time is inferred: no loader was seen feeding the loop.")
+    notes += _about_the_window(window)
     if any(r.lost_rows for r in ranks.values()):
         notes.append("The disk was full: steps after that point are missing.")
-    if window.earlier_steps:
-        notes.append(
-            f"{fmt.count(window.earlier_steps)} earlier steps count in the run's totals only: the diagnosis "
-            f"looks at the {fmt.count(window.count)} newest."
-        )
-    notes += _uneven(ranks, facts)
+    notes += _not_measured(ranks)
+    notes += _without_c_switch(ranks, window)
+    if facts.status != "running":
+        notes += _uneven(ranks)
     notes += _absent(ranks, window)
     notes += _stalled(ranks, recording.monitor_events)
     notes += [
-        f"r{r.rank} was also recorded by another process at the same time (pid {r.pid}, "
-        f"{fmt.count(totals.steps_of(r))} step(s)): left out."
+        f"Another process (pid {r.pid}, {fmt.count(totals.steps_of(r))} step(s)) also recorded as r{r.rank} "
+        "at the same time; it is left out."
         for r in attempts.doubles[:MOST_LISTED]
     ]
     return notes + _restarts(earlier)
 
 
-def _absent(ranks: Ranks, window: Window) -> list[str]:
-    """Expected ranks that are not in these numbers."""
-    expected = max((int(r.identity.get("world_size", 1)) for r in ranks.values()), default=0)
-    missing = [rank for rank in range(expected) if rank not in ranks]
-    none = [r for r in window.dark_ranks if r in ranks and not totals.steps_of(ranks[r])]
-    short = [r for r in window.dark_ranks if r in ranks and totals.steps_of(ranks[r])]
+def _without_c_switch(ranks: Ranks, window: Window) -> list[str]:
+    """That recording could be cheaper, with what it cost the ranks without the C switch in this run."""
+    without = [rank for rank, r in ranks.items() if r.header.get("overhead", {}).get("in_c") is False]
+    if not without:
+        return []
+    where = "" if len(without) == len(ranks) else f" on {_first_of([f'r{rank}' for rank in without])}"
+    cost = ""
+    rows = [row for row, rank in enumerate(window.ranks) if rank in without]
+    if rows and window.count:
+        own_ms = float(window.overhead_ns[rows].mean()) / 1e6
+        cost = f", at about {fmt.ms(own_ms)} per step"
+    return [
+        f"The C phase switch is not in use{where}: the slower Python version recorded this run{cost}. "
+        "TraceML's wheels for Linux include the C version, except for free-threaded Python."
+    ]
+
+
+def _not_measured(ranks: Ranks) -> list[str]:
+    """That this version of torch lacks something that capture needs."""
+    missing = sorted({str(name) for r in ranks.values() for name in r.header.get("missing") or ()})
+    if not missing:
+        return []
+    return [f"Not measured, because this version of torch does not have it: {_first_of(missing)}."]
+
+
+def _about_the_window(window: Window) -> list[str]:
     notes = []
-    if none:
-        notes.append(f"No completed step from {_listed(none)}.")
-    if short:
-        most = max(totals.steps_of(ranks[r]) for r in short)
-        notes.append(f"{_listed(short)} completed {fmt.count(most)} step(s) at most: left out.")
-    if missing and ranks:
-        notes.append(f"Nothing was recorded of {_listed(missing)}, of {expected} ranks that were expected.")
+    typical_ms = float(np.median(window.step_ns)) / 1e6 if window.count else 0.0
+    if window.count and window.warmup and window.warmup[0] > 2 * typical_ms:
+        notes.append(
+            f"Left out as warm-up: {len(window.warmup)} step(s). The first step took "
+            f"{fmt.ms(window.warmup[0])}, a typical step takes {fmt.ms(typical_ms)}."
+        )
+    if window.cpu_delay_share >= NOTABLE_CPU_DELAY:
+        notes.append(
+            f"The training threads waited for a CPU core {fmt.share(window.cpu_delay_share)} of the time, "
+            "because of other work on this machine or its host, or a CPU quota."
+        )
+    if window.steps_inferred:
+        notes.append(
+            "Steps are inferred, because no optimizer of torch.optim was seen to step. A step ends at the "
+            "next batch or forward pass after a backward pass; optimizer time is not measured."
+        )
+    if window.input_inferred:
+        notes.append("Input time is inferred, because no data loader was seen.")
+    if window.earlier_steps:
+        notes.append(
+            f"The diagnosis covers the newest {fmt.count(window.count)} steps; "
+            f"{fmt.count(window.earlier_steps)} earlier steps count only in the run's totals."
+        )
     return notes
 
 
-def _listed(ranks: Sequence[int]) -> str:
-    more = f" and {len(ranks) - MOST_LISTED} more" if len(ranks) > MOST_LISTED else ""
-    return ", ".join(f"r{r}" for r in ranks[:MOST_LISTED]) + more
+def _absent(ranks: Ranks, window: Window) -> list[str]:
+    """Expected ranks that are not in these numbers."""
+    expected = max(((r.identity.world_size or 1) for r in ranks.values()), default=0)
+    missing = [f"r{rank}" for rank in range(expected) if rank not in ranks]
+    steps = {f"r{r}": totals.steps_of(ranks[r]) for r in window.ranks_without_steps if r in ranks}
+    none, short = [r for r in steps if not steps[r]], [r for r in steps if steps[r]]
+    notes = []
+    if none:
+        notes.append(f"No step was completed by {_first_of(none)}.")
+    if short:
+        most = fmt.count(max(steps.values()))
+        notes.append(f"Left out because of too few steps (at most {most}): {_first_of(short)}.")
+    if missing:
+        notes.append(f"Nothing was recorded for {_first_of(missing)} ({expected} ranks were expected).")
+    return notes
 
 
-def _stalled(ranks: Ranks, noticed: Sequence[dict[str, Any]]) -> list[str]:
-    """The last time that ranks did not move: where each of them was, those first that waited for nobody."""
-    stalls = [e for e in noticed if e["kind"] == "stall" and e.get("rank") in ranks]
+def _first_of(words: Sequence[str]) -> str:
+    more = f" and {len(words) - MOST_LISTED} more" if len(words) > MOST_LISTED else ""
+    return ", ".join(words[:MOST_LISTED]) + more
+
+
+def _stalled(ranks: Ranks, noticed: Sequence[RecordedEvent]) -> list[str]:
+    """The last time ranks stalled and where each of them was; those that did not wait for others first."""
+    stalls = [e for e in noticed if e.kind == "stall" and e.rank in ranks]
     if not stalls:
         return []
     last = max(endings.when(e) for e in stalls)
     then = [e for e in stalls if last - endings.when(e) < SAME_STALL_NS]
-    then.sort(key=lambda e: (e.get("phase") == c.PHASES[c.SYNC].key, e["rank"]))
-    seconds = max(int(e.get("duration_ns") or 0) for e in then) / 1e9
+    then.sort(key=lambda e: (e.phase == SYNC, e.rank))
+    seconds = max(e.duration_ns for e in then) / 1e9
     places = [
-        f"r{e['rank']} in {e.get('phase')} "
-        + (f"after step {e['step']}" if e.get("step") else "of its first step")
-        for e in then[:MOST_LISTED]
+        f"r{e.rank} in {e.phase} " + (f"after step {e.step}" if e.step else "of its first step") for e in then
     ]
-    more = f" and {len(then) - MOST_LISTED} more" if len(then) > MOST_LISTED else ""
-    if all(e.get("together", True) for e in then):
-        return [f"No rank completed a step for at least {seconds:.0f} s: {', '.join(places)}{more}."]
-    return [f"While other ranks went on, no step for at least {seconds:.0f} s: {', '.join(places)}{more}."]
+    all_stalled = all(e.together for e in then)
+    who = "No rank completed a step" if all_stalled else "While other ranks continued, no step was completed"
+    return [f"{who} for at least {seconds:.0f} s: {_first_of(places)}."]
 
 
-def _uneven(ranks: Ranks, facts: RunFacts) -> list[str]:
-    """That some ranks completed more steps than others: only what all have is compared."""
-    steps = {rank: totals.steps_of(r) for rank, r in ranks.items() if len(r.rows)}
-    if facts.status == "running" or not steps:
+def _uneven(ranks: Ranks) -> list[str]:
+    counts = sorted((totals.steps_of(r), rank) for rank, r in ranks.items() if len(r.rows))
+    if not counts or counts[-1][0] - counts[0][0] <= MOST_UNEVEN:
         return []
-    few, many = min(steps, key=lambda r: steps[r]), max(steps, key=lambda r: steps[r])
-    if steps[many] - steps[few] <= MOST_UNEVEN:
-        return []
+    (few, slow), (many, fast) = counts[0], counts[-1]
     return [
-        f"The ranks completed uneven numbers of steps: r{few} {fmt.count(steps[few])}, r{many} "
-        f"{fmt.count(steps[many])}. Only steps that all of them completed are analyzed."
+        f"The ranks completed different numbers of steps: r{slow} {fmt.count(few)}, r{fast} "
+        f"{fmt.count(many)}. Only steps that all of them completed are analyzed."
     ]
 
 
-def _restarts(earlier: list[dict[str, Any]]) -> list[str]:
-    """That the same ranks ran before: what is said elsewhere is of the last time only."""
+def _restarts(earlier: Sequence[Attempt]) -> list[str]:
     if not earlier:
         return []
     last = earlier[-1]
-    why = f": {last['reason']}" if last["reason"] else ""
+    why = f": {last.reason}" if last.reason else ""
+    end = "" if why.endswith((".", "!", "?")) else "."
     return [
-        f"The same ranks ran {len(earlier) + 1} times; only the last time is in these numbers. The time "
-        f"before, they completed {fmt.count(last['steps'])} step(s){why}"
-        + ("" if why.endswith((".", "!", "?")) else ".")
+        f"The same ranks ran {len(earlier) + 1} times; these numbers cover the last time only. The time "
+        f"before, they completed {fmt.count(last.steps)} step(s){why}{end}"
     ]
 
 
 def _why_nothing(seen: frozenset[str]) -> str:
-    if "torch" in seen:
-        return "torch was imported, but no backward pass or optimizer step ran: nothing to record."
-    if "old-python" in seen:
-        return "The command's Python is older than 3.10: nothing was recorded."
-    if "python" in seen:
-        return "Python ran, but torch was never imported: nothing to record."
-    return (
-        "No Python process started under TraceML: the command does not run Python, or its Python "
-        "ignores the environment (-I, -E, -S). Nothing was recorded."
-    )
+    reasons = {
+        "torch": "torch was imported, but no backward pass or optimizer step ran, so nothing was recorded.",
+        "old-python": "The command's Python is older than 3.10, so nothing was recorded.",
+        "python": "Python ran, but torch was never imported, so nothing was recorded.",
+    }
+    return next((why for sign, why in reasons.items() if sign in seen), _NO_PYTHON)
+
+
+_NO_PYTHON: Final = (
+    "No Python process started under TraceML: the command does not run Python, or its Python ignores the "
+    "environment (-I, -E, -S). Nothing was recorded."
+)

@@ -1,4 +1,4 @@
-"""Sums over a rank's whole run, exact to the nanosecond: what is rolled up, and the rows that are there."""
+"""Sums over a rank's whole run, exact to the nanosecond: steps that were rolled up, and the rows kept."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ _WAIT_COLUMNS = tuple(w.key for w in c.WAIT_PLACES)
 
 def steps_of(recorded: RankRecording) -> int:
     """Completed steps."""
-    before = int(recorded.earlier["steps"]) if recorded.earlier is not None else 0
-    return before + len(recorded.rows)
+    return _earlier(recorded, "steps") + len(recorded.rows)
 
 
 def step_ns(recorded: RankRecording) -> int:
     """Time inside completed steps."""
-    before = int(recorded.earlier["step_ns"]) if recorded.earlier is not None else 0
-    return before + int((recorded.rows["end_ns"] - recorded.rows["begin_ns"]).sum())
+    rows = recorded.rows
+    return _earlier(recorded, "step_ns") + int((rows["end_ns"] - rows["begin_ns"]).sum())
 
 
 def column_sum(recorded: RankRecording, *names: str) -> int:
     """Sum of these columns over all steps."""
-    before = sum(int(recorded.earlier[n]) for n in names) if recorded.earlier is not None else 0
-    return before + sum(int(recorded.rows[n].sum()) for n in names)
+    return sum(_earlier(recorded, name) + int(recorded.rows[name].sum()) for name in names)
+
+
+def _earlier(recorded: RankRecording, name: str) -> int:
+    """This column of the steps that were rolled up; 0 if none were."""
+    return int(recorded.earlier[name]) if recorded.earlier is not None else 0
 
 
 def run_totals(recorded: RankRecording) -> dict[str, float | None]:
-    """`run.totals`: steps and seconds of one rank, warm-up included; phases and wait add up to `step_s`."""
+    """`run.totals`: steps and seconds of one rank, including warm-up; phases and wait add up to `step_s`."""
     measured = int(recorded.earlier["flags"]) if recorded.earlier is not None else -1
     measured &= int(np.bitwise_and.reduce(recorded.rows["flags"])) if len(recorded.rows) else -1
     found: dict[str, float | None] = {
@@ -40,7 +43,7 @@ def run_totals(recorded: RankRecording) -> dict[str, float | None]:
     }
     for bit, key in enumerate(PHASE_KEYS):
         total = column_sum(recorded, key)
-        # A phase that is unknown for some steps is unknown for the run, unless something was measured.
+        # A phase that was not measured in some steps is unknown for the run, unless it has some time.
         found[f"{key}_s"] = total / 1e9 if measured & (1 << bit) or total else None
     for slot, name in enumerate(recorded.user_names):
         if name:

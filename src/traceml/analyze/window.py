@@ -1,4 +1,4 @@
-"""The aligned window that rules look at: an array over (rank, step, phase)."""
+"""The aligned window that rules look at: arrays over (rank, step), one for each phase."""
 
 from __future__ import annotations
 
@@ -13,102 +13,92 @@ from traceml.schema import catalog as c
 Floats = NDArray[np.float64]
 
 WAIT = "wait"
-MOST_FOR_MEDIAN = 1_024
+MOST_RANKS_FOR_MEDIAN = 1_024
 TRIMMED_SHARE = 0.05
-"""The slowest and the fastest steps do not count in a rank's level: a single stall is not how it is."""
+"""This share of a rank's fastest and slowest steps does not count in its mean: one stall is not typical."""
 RARE_SHARE = 0.25
-"""What at most this share of steps shows is rare: jitter, not a bound."""
+"""What happens in at most this share of the steps is rare: jitter, not a bound."""
 PHASE_KEYS: tuple[str, ...] = tuple(p.key for p in c.PHASES)
-INPUT, H2D, FORWARD, BACKWARD, SYNC, OPTIMIZER, VALIDATION, CHECKPOINT = PHASE_KEYS
+OUTSIDE = tuple(p.key for p in c.PHASES if p.group == "other")
+"""Phases that are neither input nor model work: a new phase of this group needs no rule of its own."""
+INPUT, H2D, FORWARD, BACKWARD, SYNC, OPTIMIZER, VALIDATION, CHECKPOINT, *_ = PHASE_KEYS
 COMPUTE = tuple(PHASE_KEYS[i] for i in c.COMPUTE_PHASES)
 LABELS = {p.key: p.label.lower() for p in c.PHASES} | {WAIT: "wait"}
 
 
-def middle(values: Floats) -> float:
-    """The median rank's value: a real rank's, the lower of the two middle ones."""
+def median_low(values: Floats) -> float:
+    """The median rank's value: of two middle ranks the lower, so that it belongs to a real rank."""
     return float(np.sort(values)[(len(values) - 1) // 2])
 
 
-def median_of_ranks(values: Floats) -> Floats:
-    """For each step the median over ranks; NaN where a rank has none."""
-    return Across(values).median
+def frequent_level(values: Floats, rare: float = RARE_SHARE) -> Floats:
+    """The level that more than this share of the values reach, along the last axis."""
+    count = values.shape[-1]
+    found: Floats = np.sort(values)[..., count - 1 - max(1, int(rare * count)) if count > 1 else 0]
+    return found
 
 
-class Across:
-    """One quantity over (rank, step), seen across ranks: sorted once, asked often.
+def median_over_ranks(values: Floats) -> Floats:
+    """The median over ranks for each step; NaN where a rank has no value."""
+    return RankSeries(values).medians
 
-    Sorting is faster than selecting here (vectorized), and gives the median without any one rank as well.
-    Of very many ranks the median is that of an even choice; an odd distance meets every place in a machine.
+
+class RankSeries:
+    """One quantity over (rank, step), with its statistics over ranks and over steps.
+
+    It is sorted once: sorting is vectorized, so it is faster than selecting, and it also gives the median
+    without any one rank. With very many ranks the median is taken over every n-th rank; n is odd, so that
+    every place within a machine is included.
     """
 
     def __init__(self, values: Floats) -> None:
         self.values = values
-        self._every = 2 * (len(values) // (2 * MOST_FOR_MEDIAN)) + 1
+        self._every = 2 * (len(values) // (2 * MOST_RANKS_FOR_MEDIAN)) + 1
 
     @cached_property
-    def _sorted(self) -> Floats:
+    def _sorted_ranks(self) -> Floats:
         chosen = self.values[:: self._every]
-        return np.sort(chosen, axis=0) if chosen.any() else chosen  # much does not happen in most windows
+        return np.sort(chosen, axis=0) if chosen.any() else chosen  # most windows have many unused phases
 
     @cached_property
-    def median(self) -> Floats:
-        """Of all ranks, for each step."""
-        count = len(self._sorted)
-        found: Floats = (self._sorted[(count - 1) // 2] + self._sorted[count // 2]) / 2
-        found[np.isnan(self._sorted[-1])] = np.nan
+    def medians(self) -> Floats:
+        """For each step the median over all ranks."""
+        ordered, count = self._sorted_ranks, len(self._sorted_ranks)
+        found: Floats = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
+        found[np.isnan(ordered[-1])] = np.nan
         return found
 
-    def median_without(self, at: int) -> Floats:
-        """Of all ranks but this one, for each step. Not for values with NaN."""
-        return self.median_beside(self.values[at])
-
-    def median_beside(self, mine: Floats) -> Floats:
-        """Of all ranks but the one that has these values, which may be another one in each step."""
+    def medians_without(self, values: Floats) -> Floats:
+        """For each step the median over the ranks without the one that has this value. Not for NaN."""
         if self._every > 1:
-            return self.median  # one of a thousand
-        others = len(self._sorted) - 1
-        found: Floats = (self._other(mine, (others - 1) // 2) + self._other(mine, others // 2)) / 2
-        return found
+            return self.medians  # one of a thousand ranks does not matter
+        others = len(self._sorted_ranks) - 1
 
-    def _other(self, mine: Floats, place: int) -> Floats:
-        """The value at this place among the sorted others."""
-        here, after = self._sorted[place], self._sorted[place + 1]
-        found: Floats = np.where(here < mine, here, after)
-        return found
+        def other(place: int) -> Floats:
+            here, after = self._sorted_ranks[place], self._sorted_ranks[place + 1]
+            found: Floats = np.where(here < values, here, after)
+            return found
 
-    @cached_property
-    def _by_rank(self) -> Floats:
-        return np.sort(self.values, axis=1)
+        return (other((others - 1) // 2) + other(others // 2)) / 2
 
     @cached_property
-    def rank_levels(self) -> Floats:
-        """For each rank the mean over steps, without the extreme ones."""
+    def rank_means(self) -> Floats:
+        """For each rank the mean over steps, without the fastest and the slowest ones."""
         cut = int(TRIMMED_SHARE * self.values.shape[1])
-        found: Floats = self._by_rank[:, cut : self.values.shape[1] - cut].mean(axis=1)
+        found: Floats = np.sort(self.values, axis=1)[:, cut : self.values.shape[1] - cut].mean(axis=1)
         return found
-
-    def rank_often(self, burst: int = 1) -> Floats:
-        """For each rank what more than a quarter of its steps reach; more groups of steps have a rare one."""
-        return often(self._by_rank, min(0.5, 1 - (1 - RARE_SHARE) ** burst))
-
-
-def often(ordered: Floats, rare: float = RARE_SHARE) -> Floats:
-    """Of sorted values, what more than the rare ones of them reach."""
-    count = ordered.shape[-1]
-    found: Floats = ordered[..., count - 1 - max(1, int(rare * count))] if count > 1 else ordered[..., 0]
-    return found
 
 
 @dataclass(frozen=True)
 class Window:
-    """Completed steps that all ranks have, warm-up left out. Times in ns, NaN where not measured."""
+    """Completed steps that all ranks have, without warm-up. Times in ns, NaN where not measured."""
 
     ranks: tuple[int, ...]
     steps: NDArray[np.int64]
     keys: tuple[str, ...]  # phases, user phases, "wait"
     phases: Floats  # (rank, step, key)
-    step_ns: Floats  # (rank, step)
-    own_ns: Floats  # (rank, step): what TraceML itself cost
+    step_ns: Floats  # (rank, step), as are the following
+    overhead_ns: Floats  # what TraceML itself cost
     gc_ns: Floats
     gc_wait_ns: Floats
     wait_places: Floats  # (rank, step, place)
@@ -116,14 +106,15 @@ class Window:
     tokens: Floats
     clock: str = "host"
     input_inferred: bool = False
+    steps_inferred: bool = False  # no optimizer was seen: a step ends where the next one begins
     workers: int = 0  # of the training loader: batches arrive in bursts of this many
-    warmup: tuple[float, ...] = field(default=())  # ms of each step that was left out
+    warmup: tuple[float, ...] = ()  # ms of each step that was left out
     total_steps: int = 0
-    earlier_steps: int = 0  # of these: before the rows that are there; they count in totals only
-    dark_ranks: tuple[int, ...] = ()
+    earlier_steps: int = 0  # part of total_steps whose rows are gone: they count in totals only
+    ranks_without_steps: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
     memory: dict[str, Floats] = field(default_factory=dict)  # bytes by metric, (rank, step)
-    cpu_delay_share: float = 0.0  # time that the ranks' threads waited for a core: other work's doing
+    cpu_delay_share: float = 0.0  # share of time that the ranks' threads waited for a core
 
     @property
     def count(self) -> int:
@@ -138,10 +129,8 @@ class Window:
         return self.phases[:, :, self.keys.index(key)]
 
     def of(self, *keys: str) -> Floats:
-        """Sum of these phases, (rank, step), to be read only; what was not measured counts nothing."""
+        """Sum of these phases, (rank, step), read-only; a phase that was not measured counts as 0."""
         known = [k for k in keys if k in self.keys]
-        if not known:
-            return np.zeros(self.step_ns.shape)
         if len(known) == 1 and self.measured(known[0]):
             return self.plane(known[0])
         total = np.zeros(self.step_ns.shape)
@@ -159,75 +148,70 @@ class Window:
         return frozenset(k for k in self.keys if not np.isnan(self.plane(k)).any())
 
     @cached_property
-    def _across(self) -> dict[str, Across]:
+    def _series(self) -> dict[str, RankSeries]:
         return {}
 
-    def across(self, key: str) -> Across:
-        """One phase across ranks, a phase that was not measured as 0; kept, because several rules ask."""
-        if key not in self._across:
-            self._across[key] = Across(self.of(key))
-        return self._across[key]
+    def series(self, key: str) -> RankSeries:
+        """One phase, 0 where it was not measured; kept, because several rules need it."""
+        if key not in self._series:
+            self._series[key] = RankSeries(self.of(key))
+        return self._series[key]
 
     @cached_property
     def typical_ms(self) -> dict[str, Floats]:
-        """For each time metric the median over ranks of each step; what nobody measured is not there."""
-        found = {"step_ms": median_of_ranks(self.step_ns)} if self.count else {}
-        for key in self.keys if self.count else ():
+        """For each time metric the median over ranks of each step; without what nobody measured."""
+        if not self.count:
+            return {}
+        found = {"step_ms": median_over_ranks(self.step_ns)}
+        for key in self.keys:
             if self.measured(key):
-                found[f"{key}_ms"] = self.across(key).median
+                found[f"{key}_ms"] = self.series(key).medians
             elif not np.isnan(self.plane(key)).all():
-                found[f"{key}_ms"] = median_of_ranks(self.plane(key))
-        if self.count:
-            found["compute_ms"] = self.compute.median
-            found["gc_ms"] = median_of_ranks(self.gc_ns)
+                found[f"{key}_ms"] = median_over_ranks(self.plane(key))
+        found["compute_ms"] = self.compute.medians
+        found["gc_ms"] = median_over_ranks(self.gc_ns)
         return {key: values / 1e6 for key, values in found.items() if not np.isnan(values).all()}
 
     @cached_property
-    def compute(self) -> Across:
+    def compute(self) -> RankSeries:
         """Forward, backward and optimizer together; NaN unless all of them were measured."""
         first, *others = map(self.plane, COMPUTE)
-        total = first.copy()
-        for plane in others:
-            total += plane
-        return Across(total)
+        return RankSeries(sum(others, first))
 
     @cached_property
-    def own(self) -> Across:
-        """A rank's own work in a step: everything but waiting for others."""
-        return Across(self.step_ns - self.of(SYNC))
+    def own_work(self) -> RankSeries:
+        """What a rank does itself in a step: everything except waiting for other ranks."""
+        return RankSeries(self.step_ns - self.of(SYNC))
 
     @cached_property
-    def last(self) -> NDArray[np.intp]:
+    def last_rank(self) -> NDArray[np.intp]:
         """For each step the index of the rank that the others wait for: the one with the most own work."""
-        found: NDArray[np.intp] = np.argmax(self.own.values, axis=0)
+        found: NDArray[np.intp] = np.argmax(self.own_work.values, axis=0)
         return found
 
     @cached_property
-    def judged_ns(self) -> Floats:
-        """Step time without our own cost: what shares are shares of."""
-        return np.maximum(self.step_ns - self.own_ns, 1.0)
-
-    def shares(self, values: Floats) -> Floats:
-        """Per rank: the sum of these times over the sum of step times."""
-        share: Floats = values.sum(axis=1) / self.judged_ns.sum(axis=1)
-        return share
+    def net_step_ns(self) -> Floats:
+        """Step time without TraceML's own cost: the whole that shares refer to."""
+        return np.maximum(self.step_ns - self.overhead_ns, 1.0)
 
     def median_share(self, values: Floats) -> float:
-        """Median of per-rank shares."""
-        return middle(self.shares(values)) if self.count else 0.0
+        """The median rank's share: the sum of these times over the sum of step times."""
+        return median_low(values.sum(axis=1) / self.net_step_ns.sum(axis=1)) if self.count else 0.0
 
     def typical_share(self, values: Floats, burst: int = 1) -> float:
-        """Share that more than a quarter of steps (or groups of `burst`) reach: rare ones do not show."""
+        """The share that more than a quarter of the steps reach, so that rare steps do not show. With bursts,
+        steps are judged in groups of that many; more groups than steps contain a rare one."""
         groups = self.count // burst
         if groups < 1:
             return self.median_share(values)
-        if burst == 1:
-            return middle(Across(values / self.judged_ns).rank_often())
-        cut = groups * burst
-        top = values[:, :cut].reshape(len(self.ranks), groups, burst).sum(axis=2)
-        bottom = self.judged_ns[:, :cut].reshape(len(self.ranks), groups, burst).sum(axis=2)
-        return middle(Across(top / bottom).rank_often(burst))
+        shape = (len(self.ranks), groups, burst)
+        part, whole = (
+            v[:, : groups * burst].reshape(shape).sum(axis=2) if burst > 1 else v
+            for v in (values, self.net_step_ns)
+        )
+        rare = min(0.5, 1 - (1 - RARE_SHARE) ** burst)
+        return median_low(frequent_level(part / whole, rare))
 
     def mean_ms(self, values: Floats) -> float:
         """Mean over steps, median over ranks, in milliseconds."""
-        return middle(values.mean(axis=1)) / 1e6 if self.count else 0.0
+        return median_low(values.mean(axis=1)) / 1e6 if self.count else 0.0

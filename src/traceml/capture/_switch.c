@@ -1,23 +1,64 @@
-/* The phase switch of switch.py in C: the same slots, the same answers, a tenth of the cost.
+/* The phase switch of switch.py in C: the same slots and the same answers at a fraction of the cost.
  *
- * Optional: where this module cannot be built or loaded, switch.py's own class does the work. Built against the
- * limited API, so that one file serves every Python from 3.11 on, also in another environment than ours.
- * The constants come from catalog.py when the module is set up (configure), so they are written down once.
+ * Optional: where this module cannot be built or loaded, the Python class in switch.py does the work. It is built
+ * against the limited API, so one binary serves every CPython from 3.10 on (not the free-threaded builds).
+ * switch.py passes the constants of catalog.py to configure(), so they are written down once.
  */
 #define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000
+#define Py_LIMITED_API 0x030A0000
 #include <Python.h>
 #include <structmember.h>
 #include <stdint.h>
 #include <string.h>
 #include <time.h>
 
+/* Wheels for aarch64 are compiled with the headers of the machine that builds them. */
+_Static_assert(sizeof(void *) == SIZEOF_VOID_P && sizeof(long) == SIZEOF_LONG && sizeof(size_t) == SIZEOF_SIZE_T &&
+                   sizeof(wchar_t) == SIZEOF_WCHAR_T,
+               "pyconfig.h describes another data model than the target's");
+
+/* The limited API has the buffer protocol from 3.11 on; Python's headers hide it from a module that also serves 3.10.
+ * 3.10 exports the same functions with the same struct (compare its cpython/object.h) and no longer changes. */
+#ifndef PyBUF_WRITABLE
+typedef struct {
+    void *buf;
+    PyObject *obj;
+    Py_ssize_t len, itemsize;
+    int readonly, ndim;
+    char *format;
+    Py_ssize_t *shape, *strides, *suboffsets;
+    void *internal;
+} Py_buffer;
+#define PyBUF_WRITABLE 0x0001
+extern int PyObject_GetBuffer(PyObject *exporter, Py_buffer *view, int flags);
+extern void PyBuffer_Release(Py_buffer *view);
+#endif
+
+/* The limited API has vectorcall from 3.12 on; Python exports it from 3.11 on (hence weak: see `call`). Through it a seam
+ * adds nothing to the depth of recursion, which deep models need. */
+#ifndef PY_VECTORCALL_ARGUMENTS_OFFSET
+typedef PyObject *(*vectorcallfunc)(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames);
+#define PY_VECTORCALL_ARGUMENTS_OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1))
+#define Py_TPFLAGS_HAVE_VECTORCALL (1UL << 11)
+extern PyObject *PyObject_Vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+    __attribute__((weak));
+extern PyObject *PyVectorcall_Call(PyObject *callable, PyObject *tuple, PyObject *dict);
+#endif
+
+#ifdef __APPLE__ /* the clock of time.perf_counter_ns: Python code and this file compare their readings */
+#define WALL_CLOCK CLOCK_UPTIME_RAW
+#else
+#define WALL_CLOCK CLOCK_MONOTONIC
+#endif
+
 #define MOST_SLOTS 64
 #define PASS (-9)
+#define FAILED (-99)
 
 static struct {
     int slots, recorded, first_user, first_wait, after_validation, pending_eval, pending_fetch;
-    int input, forward, backward, sync, optimizer, validation, wait_start, wait_forward, wait_other;
+    int input, forward, backward, sync, optimizer, validation, checkpoint, wait_start, wait_forward, wait_other;
+    PyObject *method, *switch_type; /* types.MethodType, and Switch itself */
     long long short_gap_ns;
     int gap_weight, watch_from, watch_most;
     unsigned char is_wait[MOST_SLOTS];
@@ -26,10 +67,11 @@ static struct {
 
 typedef struct {
     PyObject_HEAD
-    long long thread, current, since, begin, switches, cpu_watch, cpu_since, blind;
+    long long thread, current, since, begin, switches, cpu_watch, cpu_since, no_forward;
     long long fetches, backwards, samples, tokens, gc_ns, gc_wait_ns; /* of the running step */
     long long step, sequence, rss, allocated, reserved, flags;        /* of the rows */
-    long long quick, lead, due; /* steps that this optimizer ends before `due` need nobody's help */
+    long long attention;                     /* the next calls need more than the fast path: their Python twin runs */
+    long long fast_end, leader, reading_due; /* steps that this optimizer ends before `reading_due` need no Python */
     Py_buffer rows;
     int has_rows;
     Py_ssize_t row_at, row_end, row_size;
@@ -58,7 +100,7 @@ static int64_t call_ns(PyObject *clock) {
 }
 
 static inline int64_t now_ns(Switch *s) {
-    return s->own_clock ? call_ns(s->clock) : read_ns(CLOCK_MONOTONIC);
+    return s->own_clock ? call_ns(s->clock) : read_ns(WALL_CLOCK);
 }
 
 static inline int64_t cpu_ns(Switch *s) {
@@ -76,33 +118,36 @@ static inline void show(Switch *s) {
 }
 
 static int tell(Switch *s, long long ended) {
-    if (s->mark == Py_None) return 0;
+    PyObject *mark = s->mark; /* ours while it runs: it may replace itself */
+    if (mark == NULL || mark == Py_None) return 0;
     PyObject *slot = PyLong_FromLongLong(ended);
     if (slot == NULL) return -1;
-    PyObject *done = PyObject_CallFunctionObjArgs(s->mark, slot, NULL);
+    Py_INCREF(mark);
+    PyObject *done = PyObject_CallFunctionObjArgs(mark, slot, NULL);
+    Py_DECREF(mark);
     Py_DECREF(slot);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
 }
 
-static PyObject *start(Switch *s, int64_t now, long long slot, long long charged) {
+/* The slot that was current before; FAILED with an exception set when the device clock raised. */
+static long long start(Switch *s, int64_t now, long long slot, long long charged) {
     long long outer = s->current;
     s->since = now;
     s->current = slot;
     s->switches += 1;
     if (slot == cfg.backward) s->backwards += 1;
     show(s);
-    if (tell(s, charged) < 0) return NULL;
-    return PyLong_FromLongLong(outer);
+    return tell(s, charged) < 0 ? FAILED : outer;
 }
 
-static PyObject *inside(Switch *s, long long slot) {
+static long long inside(Switch *s, long long slot) {
     int64_t now = now_ns(s);
     s->totals[at(s->current)] += now - s->since;
     return start(s, now, slot, s->current);
 }
 
-static PyObject *passing(void) { return PyLong_FromLong(PASS); }
+static PyObject *answer(long long outer) { return outer == FAILED ? NULL : PyLong_FromLongLong(outer); }
 
 static int slot_of(PyObject *arg, long long *slot) {
     *slot = PyLong_AsLongLong(arg);
@@ -116,19 +161,19 @@ static int slot_of(PyObject *arg, long long *slot) {
 
 static PyObject *Switch_enter_inside(Switch *s, PyObject *arg) {
     long long slot;
-    return slot_of(arg, &slot) < 0 ? NULL : inside(s, slot);
+    return slot_of(arg, &slot) < 0 ? NULL : answer(inside(s, slot));
 }
 
 static PyObject *Switch_enter(Switch *s, PyObject *arg) {
     long long slot;
     if (slot_of(arg, &slot) < 0) return NULL;
-    if (s->current < cfg.first_user || foreign(s)) return passing();
-    return inside(s, slot);
+    return answer(s->current < cfg.first_user || foreign(s) ? PASS : inside(s, slot));
 }
 
-static PyObject *compute(Switch *s, long long slot) {
+static long long compute(Switch *s, long long slot) {
     long long outer = s->current;
-    if (outer < cfg.first_user || foreign(s)) return passing();
+    if (outer == cfg.optimizer && slot != cfg.optimizer && !foreign(s)) return inside(s, slot); /* a closure */
+    if (outer < cfg.first_user || foreign(s)) return PASS;
     if (outer != cfg.wait_forward && !(slot == cfg.backward && cfg.is_wait[at(outer)]))
         return inside(s, slot);
     int64_t now = now_ns(s), gap = now - s->since, loss = 0;
@@ -142,7 +187,7 @@ static PyObject *compute(Switch *s, long long slot) {
         }
         s->cpu_watch += cfg.gap_weight;
         if (s->cpu_watch > cfg.watch_most) s->cpu_watch = cfg.watch_most;
-        s->blind = outer != cfg.wait_forward;
+        s->no_forward = outer != cfg.wait_forward;
     }
     s->cpu_since = 0;
     s->totals[cfg.forward] += loss;
@@ -152,47 +197,49 @@ static PyObject *compute(Switch *s, long long slot) {
 
 static PyObject *Switch_enter_compute(Switch *s, PyObject *arg) {
     long long slot;
-    return slot_of(arg, &slot) < 0 ? NULL : compute(s, slot);
+    return slot_of(arg, &slot) < 0 ? NULL : answer(compute(s, slot));
 }
 
 static PyObject *Switch_enter_optimizer(Switch *s, PyObject *unused) {
-    if ((s->current == cfg.backward || s->current == cfg.sync) && !foreign(s)) return inside(s, cfg.optimizer);
-    return compute(s, cfg.optimizer);
+    int in_backward = s->current == cfg.backward || s->current == cfg.sync;
+    return answer(in_backward && !foreign(s) ? inside(s, cfg.optimizer) : compute(s, cfg.optimizer));
 }
 
 static PyObject *Switch_enter_validation(Switch *s, PyObject *unused) {
-    if (s->current < cfg.first_user || foreign(s)) return passing();
-    if (s->current != cfg.after_validation) return inside(s, cfg.validation);
+    if (s->current < cfg.first_user || foreign(s)) return answer(PASS);
+    if (s->current != cfg.after_validation) return answer(inside(s, cfg.validation));
     s->current = cfg.validation;
-    PyObject *outer = inside(s, cfg.validation);
-    if (outer == NULL) return NULL;
-    Py_DECREF(outer);
-    return PyLong_FromLong(cfg.after_validation);
+    return answer(inside(s, cfg.validation) == FAILED ? FAILED : cfg.after_validation);
 }
 
-static PyObject *return_to(Switch *s, long long outer) {
+/* The time; -1 with an exception set when the device clock raised. */
+static int64_t return_to(Switch *s, long long outer) {
     long long slot = s->current;
     int64_t now = now_ns(s);
     s->totals[at(slot)] += now - s->since;
     s->since = now;
-    if (cfg.is_wait[at(outer)] && s->cpu_watch >= cfg.watch_from && (slot == cfg.forward || s->blind))
+    if (cfg.is_wait[at(outer)] && s->cpu_watch >= cfg.watch_from && (slot == cfg.forward || s->no_forward))
         s->cpu_since = cpu_ns(s);
     s->current = outer;
     show(s);
-    if (tell(s, slot) < 0) return NULL;
-    return PyLong_FromLongLong(now);
+    return tell(s, slot) < 0 ? -1 : now;
 }
+
+static int64_t leave(Switch *s, long long outer) {
+    int stays = s->current == cfg.optimizer || !cfg.is_wait[at(outer)];
+    return return_to(s, stays ? outer : cfg.after[at(s->current)]);
+}
+
+static PyObject *time_or_error(int64_t now) { return now < 0 && PyErr_Occurred() ? NULL : PyLong_FromLongLong(now); }
 
 static PyObject *Switch_return_to(Switch *s, PyObject *arg) {
     long long outer;
-    return slot_of(arg, &outer) < 0 ? NULL : return_to(s, outer);
+    return slot_of(arg, &outer) < 0 ? NULL : time_or_error(return_to(s, outer));
 }
 
 static PyObject *Switch_leave(Switch *s, PyObject *arg) {
     long long outer;
-    if (slot_of(arg, &outer) < 0) return NULL;
-    int stays = s->current == cfg.optimizer || !cfg.is_wait[at(outer)];
-    return return_to(s, stays ? outer : cfg.after[at(s->current)]);
+    return slot_of(arg, &outer) < 0 ? NULL : time_or_error(leave(s, outer));
 }
 
 /* A local gradient is ready: up to here it was work, what follows the last one is waiting. Any thread may say so,
@@ -219,8 +266,10 @@ static void move(Switch *s, int source, int target) {
 }
 
 static PyObject *Switch_move(Switch *s, PyObject *args) {
+    PyObject *first, *second;
     long long source, target;
-    if (!PyArg_ParseTuple(args, "LL", &source, &target)) return NULL;
+    if (!PyArg_ParseTuple(args, "OO", &first, &second) || slot_of(first, &source) < 0 || slot_of(second, &target) < 0)
+        return NULL;
     move(s, at(source), at(target));
     Py_RETURN_NONE;
 }
@@ -290,6 +339,10 @@ static PyObject *Switch_rows_into(Switch *s, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+static uint32_t half(long long count) {
+    return count < 0 ? 0 : count > UINT32_MAX ? UINT32_MAX : (uint32_t)count;
+}
+
 /* Write the row of the step that ends at `now`, its sequence number last; begin the next step. */
 static void write_row(Switch *s, int64_t now, long long flags) {
     s->totals[at(s->current)] += now - s->since;
@@ -310,8 +363,8 @@ static void write_row(Switch *s, int64_t now, long long flags) {
     words[n++] = s->rss;
     words[n++] = s->allocated;
     words[n++] = s->reserved;
-    uint32_t halves[6] = {(uint32_t)s->samples, (uint32_t)s->tokens, (uint32_t)flags,
-                          (uint32_t)(s->fetches ? s->fetches : s->backwards), (uint32_t)s->switches, 0};
+    uint32_t halves[6] = {half(s->samples), half(s->tokens), (uint32_t)flags,
+                          half(s->fetches ? s->fetches : s->backwards), half(s->switches), 0};
     char *to = (char *)s->rows.buf + s->row_at;
     memcpy(to, words, (size_t)n * 8);
     memcpy(to + n * 8, halves, sizeof halves);
@@ -337,7 +390,7 @@ static PyObject *Switch_leave_step(Switch *s, PyObject *args) {
     PyObject *outer, *optimizer;
     if (!PyArg_ParseTuple(args, "OO", &outer, &optimizer)) return NULL;
     PyObject *now = Switch_leave(s, outer);
-    if (now == NULL || !s->quick || (long long)(intptr_t)optimizer != s->lead || s->since >= s->due ||
+    if (now == NULL || s->attention || !s->fast_end || (long long)(intptr_t)optimizer != s->leader || s->since >= s->reading_due ||
         s->row_at >= s->row_end || !cfg.is_wait[at(s->current)])
         return now;
     Py_DECREF(now);
@@ -398,12 +451,13 @@ static int Switch_init(Switch *s, PyObject *args, PyObject *kwargs) {
     s->current = cfg.wait_start;
     memset(s->totals, 0, sizeof s->totals);
     clear_counts(s);
-    s->switches = s->cpu_watch = s->cpu_since = s->blind = 0;
+    s->switches = s->cpu_watch = s->cpu_since = s->no_forward = 0;
     if (s->has_rows) PyBuffer_Release(&s->rows);
     s->has_rows = 0;
     s->row_at = s->row_end = s->row_size = 0;
     s->step = s->sequence = s->rss = s->allocated = s->reserved = s->flags = 0;
-    s->quick = s->lead = s->due = 0;
+    s->fast_end = s->leader = s->reading_due = 0;
+    s->attention = 1;
     s->begin = s->since = now_ns(s);
     return PyErr_Occurred() ? -1 : 0;
 }
@@ -442,9 +496,26 @@ static PyMethodDef Switch_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyObject *Switch_get_current(Switch *s, void *unused) { return PyLong_FromLongLong(s->current); }
+
+static int Switch_set_current(Switch *s, PyObject *value, void *unused) {
+    long long slot;
+    if (value == NULL || slot_of(value, &slot) < 0) {
+        if (value == NULL) PyErr_SetString(PyExc_AttributeError, "current cannot be deleted");
+        return -1;
+    }
+    s->current = slot;
+    return 0;
+}
+
+static PyGetSetDef Switch_getset[] = {
+    {"current", (getter)Switch_get_current, (setter)Switch_set_current, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 static PyMemberDef Switch_members[] = {
     {"thread", T_LONGLONG, offsetof(Switch, thread), 0, NULL},
-    {"current", T_LONGLONG, offsetof(Switch, current), 0, NULL},
+    {"attention", T_LONGLONG, offsetof(Switch, attention), 0, NULL},
     {"since", T_LONGLONG, offsetof(Switch, since), READONLY, NULL},
     {"begin", T_LONGLONG, offsetof(Switch, begin), READONLY, NULL},
     {"switches", T_LONGLONG, offsetof(Switch, switches), READONLY, NULL},
@@ -460,9 +531,9 @@ static PyMemberDef Switch_members[] = {
     {"allocated", T_LONGLONG, offsetof(Switch, allocated), 0, NULL},
     {"reserved", T_LONGLONG, offsetof(Switch, reserved), 0, NULL},
     {"flags", T_LONGLONG, offsetof(Switch, flags), 0, NULL},
-    {"quick", T_LONGLONG, offsetof(Switch, quick), 0, NULL},
-    {"lead", T_LONGLONG, offsetof(Switch, lead), 0, NULL},
-    {"due", T_LONGLONG, offsetof(Switch, due), 0, NULL},
+    {"fast_end", T_LONGLONG, offsetof(Switch, fast_end), 0, NULL},
+    {"leader", T_LONGLONG, offsetof(Switch, leader), 0, NULL},
+    {"reading_due", T_LONGLONG, offsetof(Switch, reading_due), 0, NULL},
     {"row_at", T_PYSSIZET, offsetof(Switch, row_at), READONLY, NULL},
     {"row_end", T_PYSSIZET, offsetof(Switch, row_end), READONLY, NULL},
     {"mark", T_OBJECT, offsetof(Switch, mark), 0, NULL},
@@ -476,6 +547,7 @@ static PyType_Slot Switch_slots[] = {
     {Py_tp_dealloc, Switch_dealloc},
     {Py_tp_methods, Switch_methods},
     {Py_tp_members, Switch_members},
+    {Py_tp_getset, Switch_getset},
     {0, NULL},
 };
 
@@ -483,16 +555,189 @@ static PyType_Spec Switch_spec = {
     "traceml.capture._switch.Switch", sizeof(Switch), 0, Py_TPFLAGS_DEFAULT, Switch_slots,
 };
 
+/* ---- Seam: a wrapped call whose usual case needs no Python frame ------------------------------------------------ */
+
+enum { SEAM_FORWARD, SEAM_BACKWARD, SEAM_FETCH, SEAM_EXCHANGE };
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *original; /* what is wrapped */
+    PyObject *twin;     /* the same wrapper in Python: takes over whenever something is unusual */
+    PyObject *failed;   /* failed(slot, exception): an exception left the phase */
+    PyObject *extra;    /* forward: is gradient recording on? fetch: count this batch; backward: it is over */
+    PyObject *dict;
+    vectorcallfunc call;
+    Switch *sw;
+    int kind, slot;
+} Seam;
+
+/* 1 when the attribute is there and true, else 0; never an exception. */
+static int is_true(PyObject *object, const char *name) {
+    PyObject *value = PyObject_GetAttrString(object, name);
+    int found = value == NULL ? 0 : PyObject_IsTrue(value);
+    Py_XDECREF(value);
+    if (value == NULL || found < 0) PyErr_Clear();
+    return found == 1;
+}
+
+/* 1: the fast path may be taken; 0: the twin must look; -1: not ours to time, call what is wrapped. */
+static int usual(Seam *m, PyObject *first) {
+    Switch *s = m->sw;
+    long long current = s->current;
+    if (m->kind == SEAM_EXCHANGE)
+        return current == cfg.sync || current == cfg.validation || current == cfg.checkpoint || foreign(s) ? -1 : 1;
+    if (current < cfg.first_user && current != cfg.optimizer) return -1;
+    if (s->attention) return 0;
+    if (foreign(s)) return -1;
+    if (m->kind == SEAM_FORWARD) {
+        if (first == NULL || !is_true(first, "training")) return 0;
+        PyObject *grad = PyObject_CallNoArgs(m->extra);
+        int on = grad == Py_True;
+        Py_XDECREF(grad);
+        if (grad == NULL) PyErr_Clear();
+        return on;
+    }
+    if (m->kind == SEAM_FETCH) return first != NULL && is_true(first, "_traceml_trains");
+    return 1;
+}
+
+/* The samples of a list of tensors, the usual batch; 0 when it is another kind and Python must look. */
+static int count_batch(Switch *s, PyObject *batch) {
+    if (!PyList_CheckExact(batch) || PyList_Size(batch) == 0) return 0;
+    PyObject *shape = PyObject_GetAttrString(PyList_GetItem(batch, 0), "shape");
+    int is_known = shape != NULL && PyTuple_Check(shape) && PyTuple_Size(shape) > 0;
+    long long samples = is_known ? PyLong_AsLongLong(PyTuple_GetItem(shape, 0)) : -1;
+    Py_XDECREF(shape);
+    if (PyErr_Occurred()) PyErr_Clear();
+    if (samples < 0) return 0;
+    s->fetches += 1;
+    s->samples += samples;
+    return 1;
+}
+
+/* Tell the session, without losing the exception that is on its way. */
+static void tell_failed(Seam *m) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    PyObject *slot = PyLong_FromLong(m->slot);
+    PyObject *done = slot == NULL ? NULL : PyObject_CallFunctionObjArgs(m->failed, slot, value, NULL);
+    Py_XDECREF(slot);
+    Py_XDECREF(done);
+    if (done == NULL) PyErr_Clear();
+    PyErr_Restore(type, value, trace);
+}
+
+/* The same call with other means where Python (3.10) does not export vectorcall. */
+static PyObject *call_plainly(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *names) {
+    Py_ssize_t count = (Py_ssize_t)(nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET), i;
+    PyObject *tuple = PyTuple_New(count), *dict = names == NULL ? NULL : PyDict_New(), *result = NULL;
+    if (tuple == NULL || (names != NULL && dict == NULL)) goto done;
+    for (i = 0; i < count; i++) PyTuple_SetItem(tuple, i, Py_NewRef(args[i]));
+    for (i = 0; names != NULL && i < PyTuple_Size(names); i++)
+        if (PyDict_SetItem(dict, PyTuple_GetItem(names, i), args[count + i]) < 0) goto done;
+    result = PyObject_Call(callable, tuple, dict);
+done:
+    Py_XDECREF(tuple);
+    Py_XDECREF(dict);
+    return result;
+}
+
+static inline PyObject *call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *names) {
+    return (PyObject_Vectorcall != NULL ? PyObject_Vectorcall : call_plainly)(callable, args, nargsf, names);
+}
+
+static PyObject *Seam_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *names) {
+    Seam *m = (Seam *)self;
+    Switch *s = m->sw;
+    int way = usual(m, nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET ? args[0] : NULL);
+    if (way < 0) return call(m->original, args, nargsf, names);
+    if (way == 0) return call(m->twin, args, nargsf, names);
+    int plain = m->kind == SEAM_FETCH || m->kind == SEAM_EXCHANGE;
+    long long outer = plain ? inside(s, m->slot) : compute(s, m->slot);
+    if (outer == FAILED) return NULL;
+    PyObject *result = call(m->original, args, nargsf, names);
+    if (result == NULL) {
+        PyObject *type, *value, *trace;
+        PyErr_Fetch(&type, &value, &trace);
+        if ((m->kind == SEAM_EXCHANGE ? return_to(s, outer) : leave(s, outer)) < 0) PyErr_Clear();
+        PyErr_Restore(type, value, trace);
+        if (m->kind != SEAM_FETCH) tell_failed(m);
+        return NULL;
+    }
+    int64_t now = m->kind == SEAM_EXCHANGE ? return_to(s, outer) : leave(s, outer);
+    PyObject *done = Py_None;
+    if (now < 0 && PyErr_Occurred())
+        done = NULL;
+    else if (m->kind == SEAM_FETCH && !count_batch(s, result))
+        done = PyObject_CallFunctionObjArgs(m->extra, result, NULL);
+    else if (m->kind == SEAM_BACKWARD && s->attention) /* an optimizer stepped inside this backward pass */
+        done = PyObject_CallNoArgs(m->extra);
+    if (done != Py_None) Py_XDECREF(done);
+    if (done == NULL) {
+        Py_DECREF(result);
+        return NULL;
+    }
+    return result;
+}
+
+static PyObject *Seam_get(PyObject *self, PyObject *object, PyObject *type) {
+    if (object == NULL || object == Py_None) return Py_NewRef(self);
+    return PyObject_CallFunctionObjArgs(cfg.method, self, object, NULL);
+}
+
+static int Seam_init(Seam *m, PyObject *args, PyObject *kwargs) {
+    PyObject *sw;
+    if (!PyArg_ParseTuple(args, "OOOOOii", &m->original, &m->twin, &m->failed, &m->extra, &sw, &m->kind, &m->slot))
+        return -1;
+    if (!PyObject_TypeCheck(sw, (PyTypeObject *)cfg.switch_type) || m->slot < 0 || m->slot >= cfg.slots) {
+        PyErr_SetString(PyExc_TypeError, "a Switch and one of its slots are expected");
+        return -1;
+    }
+    m->sw = (Switch *)sw;
+    m->call = Seam_call;
+    /* A seam lives as long as the process: its references are never given back. */
+    Py_INCREF(m->original);
+    Py_INCREF(m->twin);
+    Py_INCREF(m->failed);
+    Py_INCREF(m->extra);
+    Py_INCREF(sw);
+    return 0;
+}
+
+static PyMemberDef Seam_members[] = {
+    {"__dictoffset__", T_PYSSIZET, offsetof(Seam, dict), READONLY, NULL},
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Seam, call), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef Seam_getset[] = {
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot Seam_slots[] = {
+    {Py_tp_init, Seam_init},     {Py_tp_new, PyType_GenericNew}, {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_descr_get, Seam_get}, {Py_tp_members, Seam_members},  {Py_tp_getset, Seam_getset},
+    {0, NULL},
+};
+
+static PyType_Spec Seam_spec = {
+    "traceml.capture._switch.Seam", sizeof(Seam), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_HAVE_VECTORCALL, Seam_slots,
+};
+
 /* configure(names and numbers, is_wait, after): what catalog.py and switch.py say */
 static PyObject *configure(PyObject *module, PyObject *args) {
     const char *is_wait, *after;
     Py_ssize_t n, m;
-    if (!PyArg_ParseTuple(args, "iiiiiiiiiiiiiiiiLiiiy#y#", &cfg.slots, &cfg.recorded, &cfg.first_user,
+    if (!PyArg_ParseTuple(args, "iiiiiiiiiiiiiiiiiLiiiy#y#O", &cfg.slots, &cfg.recorded, &cfg.first_user,
                           &cfg.first_wait, &cfg.after_validation, &cfg.pending_eval, &cfg.pending_fetch,
                           &cfg.input, &cfg.forward, &cfg.backward, &cfg.sync, &cfg.optimizer, &cfg.validation,
-                          &cfg.wait_start, &cfg.wait_forward, &cfg.wait_other, &cfg.short_gap_ns,
-                          &cfg.gap_weight, &cfg.watch_from, &cfg.watch_most, &is_wait, &n, &after, &m))
+                          &cfg.checkpoint, &cfg.wait_start, &cfg.wait_forward, &cfg.wait_other, &cfg.short_gap_ns,
+                          &cfg.gap_weight, &cfg.watch_from, &cfg.watch_most, &is_wait, &n, &after, &m, &cfg.method))
         return NULL;
+    Py_INCREF(cfg.method);
     if (cfg.slots > MOST_SLOTS || n != cfg.slots || m != cfg.slots) {
         cfg.slots = 0;
         PyErr_SetString(PyExc_ValueError, "slot tables do not fit");
@@ -514,11 +759,15 @@ PyMODINIT_FUNC PyInit__switch(void) {
     PyObject *made = PyModule_Create(&module);
     if (made == NULL) return NULL;
     PyObject *type = PyType_FromSpec(&Switch_spec);
-    if (type == NULL || PyModule_AddObjectRef(made, "Switch", type) < 0) {
+    PyObject *seam = PyType_FromSpec(&Seam_spec);
+    if (type == NULL || seam == NULL || PyModule_AddObjectRef(made, "Switch", type) < 0 ||
+        PyModule_AddObjectRef(made, "Seam", seam) < 0) {
         Py_XDECREF(type);
+        Py_XDECREF(seam);
         Py_DECREF(made);
         return NULL;
     }
-    Py_DECREF(type);
+    Py_DECREF(seam);
+    cfg.switch_type = type; /* kept: seams check what they are given */
     return made;
 }

@@ -22,12 +22,12 @@ def first_array(batch: Any, depth: int = 4) -> Any:
 
 
 def size_of(batch: Any) -> tuple[int, int]:
-    """(samples, tokens), 0 where it cannot be told."""
+    """(samples, tokens), 0 where that is not known."""
     tokens = 0
     if isinstance(batch, Mapping):
         ids = batch.get("input_ids")
         if ids is not None and hasattr(ids, "numel"):
             tokens = ids.numel()
-    array = first_array(batch)
-    shape: Sequence[int] = getattr(array, "shape", ())
-    return (int(shape[0]) if len(shape) else 0), tokens
+    shape = getattr(first_array(batch), "shape", None)
+    known = isinstance(shape, Sequence) and len(shape) > 0 and isinstance(shape[0], int)
+    return shape[0] if known and shape is not None else 0, tokens

@@ -13,10 +13,13 @@ from itertools import pairwise
 from typing import Any, Final, Protocol
 
 from traceml.capture.switch import AFTER_VALIDATION, PENDING_EVAL, PENDING_FETCH
+from traceml.errors import failsafe
 from traceml.schema import catalog as c
 
 MOST_PENDING: Final = 256
 """Steps that may wait for their events before the oldest is given up."""
+MOST_MARKS: Final = 4096
+"""Phase switches of one step that are timed; a long evaluation has more, and its step no device times."""
 
 
 class TimingEvent(Protocol):
@@ -36,6 +39,7 @@ class Device(Protocol):
     def new_event(self) -> TimingEvent: ...
     def memory(self) -> tuple[int, int]: ...
     def capacity_bytes(self) -> int | None: ...
+    def is_capturing(self) -> bool: ...
 
 
 class TorchDevice:
@@ -72,6 +76,10 @@ class TorchDevice:
             return int(self._backend.recommended_max_memory())
         return int(self._backend.get_device_properties(self._index).total_memory)
 
+    def is_capturing(self) -> bool:
+        """Whether the current stream records a graph: an event of ours would become part of it."""
+        return self.kind == "cuda" and bool(self._torch.cuda.is_current_stream_capturing())
+
     def _name(self) -> str:
         get = getattr(self._backend, "get_device_name", None)
         return str(get(self._index)) if get is not None else self.kind
@@ -80,9 +88,15 @@ class TorchDevice:
 class DeviceClock:
     """Turns the trail of events of each step into a row of device times, when they are ready."""
 
-    def __init__(self, device: Device, publish: Callable[..., None]) -> None:
+    def __init__(
+        self, device: Device, publish: Callable[..., None], on_failure: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_failure`: the device raised; its clock is not used any more."""
         self._device = device
         self._publish = publish
+        safely = failsafe("timing on the device", None, on_failure)
+        self.mark, self.poll = safely(self._mark), safely(self._poll)  # type: ignore[method-assign]
+        self._is_partial = False  # this step has switches without an event
         self._pool: list[TimingEvent] = []
         self._trail: list[tuple[int, TimingEvent]] = []
         self._pending: deque[tuple[int, list[tuple[int, TimingEvent]]]] = deque()
@@ -90,7 +104,15 @@ class DeviceClock:
         self.mark(c.WAIT_START)
 
     def mark(self, slot: int) -> None:
-        """The slot that just ended; called by the switch."""
+        """The slot that just ended; called by the switch. Never raises (see `__init__`)."""
+
+    def poll(self) -> None:
+        """Publish every pending step whose events are all done, in whatever order. Never raises."""
+
+    def _mark(self, slot: int) -> None:
+        if len(self._trail) >= MOST_MARKS or self._device.is_capturing():
+            self._is_partial = True
+            return
         event = self._pool.pop() if self._pool else self._device.new_event()
         event.record()
         self._trail.append((slot, event))
@@ -98,10 +120,11 @@ class DeviceClock:
     def end_step(self, step: int, slot: int) -> None:
         """The step is over while `slot` was current; look, without waiting, at what is ready."""
         self.mark(slot)
-        self._pending.append((step, self._trail))
+        if not self._is_partial:
+            self._pending.append((step, self._trail))
         # The next step starts at the event that ends this one. It is recorded again, because an
         # event that goes back to the pool must not be read by two steps.
-        self._trail = []
+        self._trail, self._is_partial = [], False
         self.mark(slot)
         if len(self._pending) > MOST_PENDING:
             self._pending.popleft()
@@ -114,11 +137,10 @@ class DeviceClock:
 
     def drop_step(self) -> None:
         """The step was aborted: forget its events."""
-        self._trail = []
+        self._trail, self._is_partial = [], False
         self.mark(c.WAIT_START)
 
-    def poll(self) -> None:
-        """Publish every pending step whose events are all done, in whatever order."""
+    def _poll(self) -> None:
         still: deque[tuple[int, list[tuple[int, TimingEvent]]]] = deque()
         for step, trail in self._pending:
             if trail[-1][1].query() and all(event.query() for _, event in trail):

@@ -6,22 +6,27 @@ import json
 import os
 from typing import Any, Final
 
+from traceml.errors import say_once
+
 MOST_PER_KIND: Final = 500
 
 
 class EventLog:
-    """Appends one line an event. Before the rank has a file, events wait in memory."""
+    """Appends one line per event. Before the rank has a file, events wait in memory.
+
+    The file is open only while it is written to: a descriptor that is kept could be closed by the script and
+    then belong to a file of the script's.
+    """
 
     def __init__(self) -> None:
-        self._fd = -1
+        self._path = ""
         self._early: list[bytes] = []
         self._counts: dict[str, int] = {}
 
     def open(self, path: str) -> None:
         """From now on events go to this file, the waiting ones first."""
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        for line in self._early:
-            os.write(self._fd, line)
+        self._path = path
+        self._write(b"".join(self._early))
         self._early.clear()
 
     def add(self, kind: str, step: int, time_ns: int, duration_ns: int = 0, **facts: Any) -> None:
@@ -29,15 +34,22 @@ class EventLog:
         count = self._counts[kind] = self._counts.get(kind, 0) + 1
         if count > MOST_PER_KIND:
             return
-        event = {
-            "kind": kind,
-            "step": step,
-            "time_ns": time_ns,
-            "duration_ns": duration_ns,
-            **facts,
-        }
+        event = {"kind": kind, "step": step, "time_ns": time_ns, "duration_ns": duration_ns, **facts}
         line = json.dumps(event, default=str).encode() + b"\n"
-        if self._fd >= 0:
-            os.write(self._fd, line)
+        if self._path:
+            self._write(line)
         elif len(self._early) < MOST_PER_KIND:
             self._early.append(line)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            fd = os.open(
+                self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o666
+            )
+            try:
+                os.write(fd, data)
+            finally:
+                os.close(fd)
+        except OSError as problem:
+            say_once(f"events are no longer recorded ({problem.strerror}); training goes on")
+            self._counts = dict.fromkeys(self._counts, MOST_PER_KIND)

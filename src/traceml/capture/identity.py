@@ -20,7 +20,7 @@ from traceml.schema.slurm import find_task
 def _from_environment(*names: str) -> int | None:
     for name in names:
         value = os.environ.get(name, "")
-        if value.isdigit():
+        if value.isascii() and value.isdigit():
             return int(value)
     return None
 

@@ -2,47 +2,46 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
-from traceml.capture.batch import first_array, size_of
+from traceml.capture.batch import size_of
 from traceml.capture.device import Device, DeviceClock
 from traceml.capture.events import EventLog
-from traceml.capture.farewell import close_with_worker, fatal_error
 from traceml.capture.gradients import GradientWatch
 from traceml.capture.identity import trained_parameters
-from traceml.capture.leader import ENDS_STEP, NOTHING, Leader
-from traceml.capture.rank import merged, open_recording
+from traceml.capture.inputs import Inputs
+from traceml.capture.leading_optimizer import ENDS_STEP, NOTHING, LeadingOptimizer
+from traceml.capture.process_end import close_with_worker, fatal_error
+from traceml.capture.rank import merged, open_rank, resident_bytes
 from traceml.capture.switch import PASS, PENDING_EVAL, PENDING_FETCH, ROW, Switch, is_wait
+from traceml.capture.unended_steps import UnendedSteps
 from traceml.capture.user_phases import UserPhases
 from traceml.errors import failsafe
-from traceml.recording import format as fmt
+from traceml.recording import layout
 from traceml.recording.writer import RecordingWriter
 from traceml.schema import catalog as c
 
-RSS_EVERY_NS: Final = 50_000_000
-DEVICE_MEMORY_EVERY_NS: Final = 50_000_000
+MEMORY_EVERY_NS: Final = 50_000_000
 
 
 class Session:
-    """The state of capture in this process. Only the training thread changes it."""
+    """The state of capture in this process. Only the training thread changes it.
+
+    Nothing of the user's is kept alive: iterators, batches and optimizers are held by weak references.
+    """
 
     def __init__(self, torch: Any, run_dir: str | None) -> None:
         self.torch = torch
-        self.tensor_type = torch.Tensor
         self.run_dir = run_dir
         self.switch = Switch()
-        self.measured = 0  # bit a phase whose patches are in
+        self.measured = 0  # bit for each phase whose patches are in
+        self.missing: list[str] = []  # what this version of torch does not have
         self.patched: list[tuple[Any, str, Any]] = []
         self.wrapped_optimizers: list[tuple[Any, Any]] = []
-        self.outermost: set[type] = set()  # classes of modules that the training loop calls
-        self.settling = False  # still learning which modules to wrap
-        self.on_step: Callable[[], None] = lambda: None  # then told of each step
-        self.on_blind_step: Callable[[], None] = lambda: None  # a step had no forward, or another model
+        self.on_device: Callable[[], None] = lambda: None  # a device is in use: time copies to it
         self.begin()
 
     @property
@@ -58,19 +57,18 @@ class Session:
         self.device: Device | None = None
         self.device_clock: DeviceClock | None = None
         self.events = EventLog()
-        self.leader = Leader()
-        self.attention = True  # the next forward and backward need more than the fast path
+        self.leader = LeadingOptimizer()
         self.stepping = False  # a training step is under way or done: before it is start-up
         self.failed_in, self.failure = c.WAIT_START, 0  # and the exception that is on its way out
         self.aborted = False  # an exception left a phase; the next batch drops the step
         self.block_depth = 0
         self.blocks = False  # trace_step ends the steps
-        self.end_after_backward = self.loader_seen = self.forward_seen = self.input_inferred = False
-        self.unresolved: list[Any] = []
-        self.candidate: Any = None
-        self.last_input: Any = None
-        self.rss_fd, self.memory_at, self.first_row = -1, 0, b""
-        self.sized = False  # how many parameters are trained is on record
+        self.end_after_backward = False
+        self.inputs = Inputs(self.switch, self.torch)
+        self.memory_due = 0
+        self.first_row = b""
+        self.has_optimizer = False  # one has stepped
+        self.unended = UnendedSteps(self.switch)
         self.user_phases = UserPhases()
         self.gradients = GradientWatch(self.switch)
 
@@ -86,114 +84,88 @@ class Session:
     def off(self) -> None:
         """Stop recording for good; every patch passes straight through from now on."""
         self.switch.thread = -1
+        self.switch.attention = 0
         if self.writer is not None:
-            self.writer.close(fmt.STATE_LOST)
+            self.writer.close(layout.STATE_LOST)
 
-    def role_of(self, iterator: Any) -> int:
-        """First fetch of a loader's iterator: evaluation if gradients are off, else not known yet."""
-        if not self.torch.is_grad_enabled():
-            iterator._traceml_role = c.VALIDATION
-            return c.VALIDATION
-        if not self.stepping and iterator is not self.candidate:
-            # Looking at a batch before training is no step: the step starts with what feeds it.
-            self.switch.restart(self.switch.clock())
-            self.unresolved.clear()
-            self.candidate = iterator
-        if iterator not in self.unresolved:
-            self.unresolved.append(iterator)
-            self.look_closer()
-        return PENDING_FETCH
+    def look_closer(self) -> None:
+        """Something is unusual: the next forward, backward, fetch and end of step take the long way."""
+        self.switch.attention = 1
+
+    # ---- input ----------------------------------------------------------------------------------
 
     def loader_starts(self) -> None:
         """`iter(loader)` begins: before training this may be where the first step starts."""
+        if self.aborted:
+            self.drop_step()
         if not self.stepping:
             self.switch.restart(self.switch.clock())
 
-    def loader_started(self, iterator: Any, began: int, ended: int) -> None:
-        """`iter(loader)` returned: worker start-up is input, if this turns out to be training."""
-        if not self.torch.is_grad_enabled():
-            return
-        iterator._traceml_started = (began, ended, getattr(iterator, "_num_workers", 0))
-        if not self.stepping:
-            self.candidate = iterator
+    def fetch_begins(self, iterator: Any) -> int:
+        """A batch is asked for; returns its role. A step that failed, or that a newcomer ended, is over."""
+        role = getattr(iterator, "_traceml_role", None)
+        if role is None:
+            role = self.inputs.role_of(iterator, self.stepping)
+        if role == c.VALIDATION:
+            return c.VALIDATION
+        if self.aborted:
+            self.drop_step()
+        elif self.leader.new_batch() == ENDS_STEP and not self.blocks and is_wait(self.switch.current):
+            self.end_step(self.switch.clock())
+        else:
+            self._end_without_optimizer()
+        return int(role)
 
     def fetched(self, batch: Any) -> None:
         """A batch of a loader that is, or may be, the training loader."""
         self.switch.fetched(*size_of(batch))
-        if self.leader.undecided:
-            self.leader.new_batch()
 
     def _resolve_fetches(self, role: int) -> None:
-        self.switch.move(PENDING_FETCH, role)
         if self.device_clock is not None:
             self.device_clock.rename(PENDING_FETCH, role)
-        for iterator in self.unresolved:
-            iterator._traceml_role = role
-            started = iterator.__dict__.pop("_traceml_started", None)
-            if role == c.INPUT and started is not None:
-                began, ended, workers = started
-                self.events.add("epoch_start", self.step + 1, began, ended - began, workers=workers)
-        self.unresolved.clear()
-        if role == c.INPUT:
-            self.loader_seen = True
-        else:
-            self.switch.forget_counts()
+        for start in self.inputs.resolve(role):
+            duration = start.ended - start.began
+            self.events.add("epoch_start", self.step + 1, start.began, duration, workers=start.workers)
+
+    # ---- forward, backward, optimizer -----------------------------------------------------------
 
     def enter_forward(self, module: Any, args: Any, kwargs: Any) -> int:
         """An outermost module call that needs a look: evaluation, a first batch, no loader in sight."""
         switch = self.switch
-        if switch.current < c.FIRST_USER or threading.get_ident() != switch.thread:
+        in_closure = switch.current == c.OPTIMIZER
+        if (switch.current < c.FIRST_USER and not in_closure) or threading.get_ident() != switch.thread:
             return PASS
+        if in_closure:
+            return switch.enter_compute(c.FORWARD)
         if not self.torch.is_grad_enabled():
-            if self.unresolved:
+            if self.inputs.unresolved:
                 self._resolve_fetches(c.VALIDATION)
             if not self.stepping:  # a sanity check before training is start-up, not part of a step
-                self.candidate = None
+                self.inputs.candidate = None
                 switch.restart(switch.clock())
             return switch.enter_validation()
-        if not module.training:
+        if not getattr(module, "training", True):
             self.look_closer()
             return switch.enter_inside(PENDING_EVAL)
-        if self.unresolved:
+        if self.inputs.unresolved:
             self._resolve_fetches(c.INPUT)
         self._training_begins()
-        self.forward_seen = True
-        if not self.switch.fetches:
-            self._infer_input(args, kwargs)
+        if not self.inputs.has_loader:
+            self._end_without_optimizer()
+        if not switch.fetches and not self.inputs.has_loader:
+            self.inputs.infer(args, kwargs, is_first=self.step == 0, in_block=self.blocks)
         return switch.enter_compute(c.FORWARD)
 
     def _training_begins(self) -> None:
         if not self.stepping:
             self.stepping = True
             self.switch.gc_ns = self.switch.gc_wait_ns = 0
-            if self.candidate is None:
+            if self.inputs.candidate is None:
                 self.switch.restart(self.switch.clock())
-
-    def _infer_input(self, args: Any, kwargs: Any) -> None:
-        """No loader in sight: the gap before this forward was input, if the data is new."""
-        if self.loader_seen:
-            return
-        array = first_array(args) if args else None
-        if array is None:
-            array = first_array(kwargs)
-        known = self.last_input() if self.last_input is not None else None
-        shape: Sequence[int] = getattr(array, "shape", ())
-        if len(shape) and self.switch.current in (c.WAIT_START, c.WAIT_BACKWARD):
-            self.switch.samples += int(shape[0])
-        if array is None or array is known:
-            return
-        self.last_input = weakref.ref(array)
-        place = self.switch.current
-        if known is None and self.step == 0:
-            return
-        if place in (c.WAIT_START, c.WAIT_BACKWARD) and not self.blocks:
-            self.switch.flush(self.switch.clock())
-            self.switch.move(place, c.INPUT)
-            self.input_inferred = True
 
     def backward_begins(self, tensor: Any) -> None:
         """A backward means training: what was in doubt is input and forward."""
-        if self.unresolved:
+        if self.inputs.unresolved:
             self._resolve_fetches(c.INPUT)
         self._training_begins()
         if self.switch.charged(PENDING_EVAL):
@@ -202,34 +174,40 @@ class Session:
                 self.device_clock.rename(PENDING_EVAL, c.FORWARD)
         if self.writer is None:
             self.become_rank(tensor)
-        elif self.device is not None:
-            self._read_device_memory(self.switch.since)
+        elif self.device is not None and self.switch.since >= self.memory_due:
+            # Here activations are all alive: what is in use now stands for the step's peak.
+            self.memory_due = self.switch.since + MEMORY_EVERY_NS
+            self.switch.allocated, self.switch.reserved = self.device.memory()
 
-    def backward_ended(self, now: int) -> None:
+    def backward_ended(self) -> None:
         """Optimizers that step inside backward end the step when backward is over."""
         if self.end_after_backward and is_wait(self.switch.current):
             self.end_after_backward = False
-            self.end_step(now)
+            self.end_step(self.switch.since)
 
     def optimizer_stepped(self, optimizer: Any, now: int) -> None:
         """An outermost optimizer step returned."""
-        if not self.sized:
-            self.sized = True
+        if not self.has_optimizer:
+            self.has_optimizer = True
+            self.switch.flags |= self.measured & (1 << c.OPTIMIZER)
             self.events.add("model", self.step + 1, now, parameters=trained_parameters(optimizer))
         if self.blocks:
             return
         self._training_begins()
+        if self.unended:
+            self.first_row = self.unended.take_as_one()
+            self.leader.stepped(optimizer)
+            self.end_step(now, extend=True)
+            return
         if not is_wait(self.switch.current):
             self.end_after_backward = True
+            self.look_closer()
             return
-        leads = self.leader.leads
-        verdict = self.leader.stepped(optimizer)
+        verdict = self.leader.stepped(optimizer, is_first_for_batch=self.switch.fetches > 0)
         if verdict == NOTHING:
-            return
-        if self.leader.leads > max(leads, 1):
-            self.forward_seen = False  # another training, perhaps with another model
-            self.on_blind_step()
-        self.end_step(now, extend=verdict != ENDS_STEP)
+            self.look_closer()
+        else:
+            self.end_step(now, extend=verdict != ENDS_STEP)
 
     def block_enters(self) -> None:
         """`trace_step` opens: an unclaimed gap since the last step was waiting for input."""
@@ -241,12 +219,12 @@ class Session:
         now = self.switch.clock()
         if not self.stepping:
             self.stepping = True
-            if self.candidate is None:
+            if self.inputs.candidate is None:
                 self.switch.restart(now)
         elif not self.switch.fetches and is_wait(self.switch.current):
             self.switch.flush(now)
             self.switch.move(c.WAIT_START, c.INPUT)
-            self.input_inferred = True
+            self.inputs.inferred = True
         if self.writer is None:
             self.become_rank(None)
 
@@ -268,15 +246,30 @@ class Session:
             return  # the innermost phase is where it came from
         self.aborted, self.failed_in = self.stepping, slot
         if self.writer is not None:
-            fmt.FAILURE.pack_into(self.writer.live, fmt.LIVE_FAILED, self.step + 1, slot)
+            layout.FAILURE.pack_into(self.writer.live, layout.LIVE_FAILED, self.step + 1, slot)
         self.look_closer()
+
+    def _end_without_optimizer(self) -> None:
+        """The next batch or forward pass begins, and no optimizer has ever followed a backward pass."""
+        switch = self.switch
+        is_over = switch.backwards and is_wait(switch.current) and not self.blocks
+        if self.has_optimizer or self.writer is None or not is_over:
+            return
+        switch.flags &= ~(1 << c.OPTIMIZER)  # not measured, not 0
+        if self.unended.are_steps:
+            self.end_step(switch.clock())
+        else:
+            self.unended.keep(self.writer)
+        self.look_closer()
+
+    # ---- steps ----------------------------------------------------------------------------------
 
     def drop_step(self) -> None:
         """The step will never complete: nothing is published, its time is a gap."""
         now = self.switch.clock()
         self.events.add("aborted_step", self.step + 1, now, now - self.switch.begin)
         self.switch.restart(now)
-        self.input_inferred = self.aborted = False
+        self.inputs.inferred = self.aborted = False
         if self.device_clock is not None:
             self.device_clock.drop_step()
 
@@ -286,48 +279,36 @@ class Session:
             self.become_rank(None)
             if self.writer is None:
                 return
-        if self.unresolved:
+        if self.inputs.unresolved:
             self._resolve_fetches(c.INPUT)
-        if now >= self.switch.due:
-            self._read_rss(now)
         switch = self.switch
+        if now >= switch.reading_due:
+            self._read_memory(now)
         if extend:
             self._extend_first_row(now)
         else:
             if switch.row_at == switch.row_end:
                 self.writer.grow()
                 self.rows_into_writer(switch.sequence)
-            switch.publish(now, c.FLAG_INPUT_INFERRED if self.input_inferred else 0)
-        if self.settling or switch.step & (switch.step - 1) == 0 or self.device_clock is not None:
-            self._after_step()
-        self.input_inferred = self.aborted = False
-        # Without a loader every forward is looked at; with a device every backward is.
-        self.attention = not self.loader_seen or self.device is not None
-        switch.lead = self.leader.only
+            inferred = c.FLAG_STEP_INFERRED if self.unended.are_steps and not self.has_optimizer else 0
+            switch.publish(now, inferred | (c.FLAG_INPUT_INFERRED if self.inputs.inferred else 0))
+        if switch.sequence == 1:
+            self.first_row = ROW.pack(*ROW.unpack_from(self.writer.map, self.writer.offset))
+        if self.device_clock is not None:
+            self.device_clock.end_step(self.step, switch.current)
+        self.inputs.inferred = self.aborted = False
         self.gradients.step_ended()
-        unusual = self.attention or self.settling or self.blocks or self.gradients.learning
-        switch.quick = self.forward_seen and not unusual
-
-    def look_closer(self) -> None:
-        """Something is unusual: the next forward, backward and end of step take the long way."""
-        self.attention = True
-        self.switch.quick = False
+        # Without a loader every forward is looked at; device memory is read in a backward from time to time.
+        memory_is_due = self.device is not None and now >= self.memory_due
+        switch.attention = not self.inputs.has_loader or memory_is_due
+        switch.leader = self.leader.only
+        switch.fast_end = not (self.blocks or self.gradients.learning or self.device_clock is not None)
 
     def rows_into_writer(self, sequence: int) -> None:
+        """Rows go where the writer has room for them."""
         writer = self.writer
         assert writer is not None
         self.switch.rows_into(writer.map, writer.offset, writer.end, writer.row_size, sequence)
-
-    def _after_step(self) -> None:
-        """What not every step needs: the first row kept, device times, the search for modules."""
-        if self.step == 1 and self.writer is not None and self.switch.sequence == 1:
-            self.first_row = bytes(self.writer.map[: ROW.size])
-        if self.device_clock is not None:
-            self.device_clock.end_step(self.step, self.switch.current)
-        if self.settling:
-            self.on_step()
-        elif not self.forward_seen:
-            self.on_blind_step()  # looked for again at steps 4, 8, 16, ...
 
     def _extend_first_row(self, now: int) -> None:
         """The first step goes on: another optimizer stepped. A longer row with its number supersedes it."""
@@ -346,10 +327,17 @@ class Session:
         """The process starts to train: give it a recording. Without a run folder, nothing happens."""
         if self.run_dir is None:
             return
-        open_recording(self, tensor)
+        self.switch.thread = threading.get_ident()
+        rank = open_rank(self.torch, self.run_dir, tensor, self.measured, self.missing)
+        self.writer = rank.writer
+        self.switch.flags = rank.measured
+        self.rows_into_writer(0)
+        self.switch.show_in(rank.writer.live, layout.LIVE_PHASE)
+        self.events.open(rank.stem + ".events.jsonl")
+        self.user_phases.use(rank.writer)
+        if rank.device is not None:
+            self.use_device(rank.device, rank.stem + ".device", {**rank.header, "kind": "device"})
         close_with_worker(self.close)
-        if not self.settling:
-            self.on_blind_step()  # a forked child of a process that had learned its own modules
 
     def use_device(self, device: Device, path: str, header: dict[str, Any]) -> None:
         """Time on this accelerator too: its rows go to a recording of their own."""
@@ -358,21 +346,21 @@ class Session:
         self.switch.allocated, self.switch.reserved = device.memory()
         self.look_closer()
         publish = RecordingWriter(path, c.DEVICE_COLUMNS, header).append
-        self.device_clock = DeviceClock(device, publish)
+        self.device_clock = DeviceClock(device, publish, self._device_failed)
         self.switch.mark = self.device_clock.mark
+        self.on_device()
 
-    def _read_rss(self, now: int) -> None:
-        self.switch.due = now + RSS_EVERY_NS
-        if self.rss_fd < 0:
-            return
-        resident = os.pread(self.rss_fd, 64, 0).split(b" ", 2)[1]
-        self.switch.rss = int(resident) * _PAGE
-        self.switch.flags |= c.FLAG_RSS
+    def _device_failed(self) -> None:
+        """The device's clock does not work here: go on with the host's alone."""
+        self.switch.mark = None
+        self.device = self.device_clock = None
 
-    def _read_device_memory(self, now: int) -> None:
-        if self.device is not None and now - self.memory_at > DEVICE_MEMORY_EVERY_NS:
-            self.memory_at = now
-            self.switch.allocated, self.switch.reserved = self.device.memory()
+    def _read_memory(self, now: int) -> None:
+        self.switch.reading_due = now + MEMORY_EVERY_NS
+        resident = resident_bytes()
+        if resident is not None:
+            self.switch.rss = resident
+            self.switch.flags |= c.FLAG_RSS
 
     @failsafe("closing the recording", None)
     def close(self) -> None:
@@ -380,6 +368,9 @@ class Session:
         if self.writer is None or self.closed:
             return
         self.closed = True
+        self._end_without_optimizer()
+        if self.unended:
+            self.unended.publish(self.writer)
         error = fatal_error()
         if error is not None:
             during = c.PHASES[self.failed_in].key if self.aborted else None
@@ -387,9 +378,6 @@ class Session:
         if self.device_clock is not None:
             self.device_clock.poll()
         self.writer.close()
-
-
-_PAGE: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 def _renewed(old: Switch) -> Switch:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import time
+import types
 from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
-from traceml.recording.format import SEQUENCE, row_struct
+from traceml.recording.layout import SEQUENCE, row_struct
 from traceml.schema import catalog as c
 
 AFTER_VALIDATION: Final = c.RECORDED_SLOTS
@@ -38,6 +39,7 @@ CPU_WATCH_MOST: Final = 256
 are no rarity: each one counts 16, each short one takes 1 back, and from 17 on it is watched."""
 _ZEROS: Final = [0] * SLOTS
 ROW: Final = row_struct(c.STEP_COLUMNS)
+MOST_COUNT: Final = 0xFFFF_FFFF
 
 
 def is_wait(slot: int) -> bool:
@@ -64,24 +66,25 @@ class PythonSwitch:
 
     __slots__ = (
         "allocated",
+        "attention",
         "backwards",
         "begin",
-        "blind",
         "clock",
         "cpu_clock",
         "cpu_since",
         "cpu_watch",
         "current",
-        "due",
+        "fast_end",
         "fetches",
         "flags",
         "gc_ns",
         "gc_wait_ns",
-        "lead",
+        "leader",
         "live",
         "live_at",
         "mark",
-        "quick",
+        "no_forward",
+        "reading_due",
         "reserved",
         "row_at",
         "row_end",
@@ -113,11 +116,12 @@ class PythonSwitch:
         self.current = c.WAIT_START
         self.begin = self.since = clock()
         self.cpu_watch = 0
-        self.blind = False  # no module call in sight: the gap before backward holds the forward pass
+        self.no_forward = False  # no module call in sight: the gap before backward holds the forward pass
         self.cpu_since = 0
         self.switches = 0
         self.step = self.sequence = self.rss = self.allocated = self.reserved = self.flags = 0
-        self.quick = self.lead = self.due = 0
+        self.attention = 1  # the next calls need more than the fast path
+        self.fast_end = self.leader = self.reading_due = 0
         self.row_map: Any = None
         self.row_at = self.row_end = self.row_size = 0
         self.forget_counts()
@@ -155,7 +159,7 @@ class PythonSwitch:
         slot = self.current
         self.totals[slot] += now - self.since
         self.since = now
-        if _IS_WAIT[outer] and self.cpu_watch >= CPU_WATCH_FROM and (slot == c.FORWARD or self.blind):
+        if _IS_WAIT[outer] and self.cpu_watch >= CPU_WATCH_FROM and (slot == c.FORWARD or self.no_forward):
             self.cpu_since = self.cpu_clock()
         self.current = outer
         self.live[self.live_at] = outer & 255
@@ -170,6 +174,8 @@ class PythonSwitch:
         thread's CPU time is, so that a sleep or a blocking write in the same place stays `wait`.
         """
         outer = self.current
+        if outer == c.OPTIMIZER and slot != c.OPTIMIZER and get_ident() == self.thread:
+            return self.enter_inside(slot)  # a closure: the training code again
         if outer < c.FIRST_USER or get_ident() != self.thread:
             return PASS
         if outer != c.WAIT_FORWARD and not (slot == c.BACKWARD and _IS_WAIT[outer]):
@@ -184,7 +190,7 @@ class PythonSwitch:
             watched = self.cpu_since != 0
             loss = min(gap, self.cpu_clock() - self.cpu_since) if watched else 0
             self.cpu_watch = min(self.cpu_watch + LONG_GAP_WEIGHT, CPU_WATCH_MOST)
-            self.blind = outer != c.WAIT_FORWARD
+            self.no_forward = outer != c.WAIT_FORWARD
         self.cpu_since = 0
         self.totals[c.FORWARD] += loss
         self.totals[outer] += gap - loss
@@ -285,11 +291,11 @@ class PythonSwitch:
             self.rss,
             self.allocated,
             self.reserved,
-            self.samples,
-            self.tokens,
+            min(self.samples, MOST_COUNT),
+            min(self.tokens, MOST_COUNT),
             self.flags | more_flags,
-            self.fetches or self.backwards,
-            self.switches,
+            min(self.fetches or self.backwards, MOST_COUNT),
+            min(self.switches, MOST_COUNT),
             0,
         )
         SEQUENCE.pack_into(self.row_map, self.row_at + self.row_size - SEQUENCE.size, self.sequence)
@@ -299,11 +305,13 @@ class PythonSwitch:
     def leave_step(self, outer: int, optimizer: object) -> int:
         """Leave an optimizer's step: 0 if that ended the training step and its row is written, else the time.
 
-        It is written here when nothing needs a closer look: `quick`, the optimizer is `lead`, and `due`
-        has not come.
+        It is written here when nothing needs a closer look: `fast_end` is set, the optimizer is `leader`, and
+        `reading_due` has not come.
         """
         now = self.leave(outer)
-        ends = self.quick and id(optimizer) == self.lead and now < self.due
+        ends = (
+            self.fast_end and not self.attention and id(optimizer) == self.leader and now < self.reading_due
+        )
         if not ends or self.row_at >= self.row_end or not _IS_WAIT[self.current]:
             return now
         self.publish(now, 0)
@@ -323,43 +331,32 @@ class PythonSwitch:
             self.current = c.WAIT_START
 
 
-def _fast_switch() -> type[PythonSwitch]:
-    """The same class in C, where it could be built and loaded; it is told the numbers of this module."""
+def _load_c_module() -> Any:
+    """The C module, set up with the constants of this one; None where it is missing."""
     if os.environ.get("TRACEML_PURE_PYTHON", "0") not in ("", "0"):
-        return PythonSwitch
+        return None
     try:
         from traceml.capture import _switch  # type: ignore[attr-defined]
     except ImportError:
-        return PythonSwitch
+        return None
     _switch.configure(
-        SLOTS,
-        c.RECORDED_SLOTS,
-        c.FIRST_USER,
-        c.FIRST_WAIT,
-        AFTER_VALIDATION,
-        PENDING_EVAL,
-        PENDING_FETCH,
-        c.INPUT,
-        c.FORWARD,
-        c.BACKWARD,
-        c.SYNC,
-        c.OPTIMIZER,
-        c.VALIDATION,
-        c.WAIT_START,
-        c.WAIT_FORWARD,
-        c.WAIT_OTHER,
-        SHORT_GAP_NS,
-        LONG_GAP_WEIGHT,
-        CPU_WATCH_FROM,
-        CPU_WATCH_MOST,
-        bytes(_IS_WAIT),
-        bytes(_AFTER),
+        *(SLOTS, c.RECORDED_SLOTS, c.FIRST_USER, c.FIRST_WAIT),
+        *(AFTER_VALIDATION, PENDING_EVAL, PENDING_FETCH),
+        *(c.INPUT, c.FORWARD, c.BACKWARD, c.SYNC, c.OPTIMIZER, c.VALIDATION, c.CHECKPOINT),
+        *(c.WAIT_START, c.WAIT_FORWARD, c.WAIT_OTHER),
+        *(SHORT_GAP_NS, LONG_GAP_WEIGHT, CPU_WATCH_FROM, CPU_WATCH_MOST),
+        *(bytes(_IS_WAIT), bytes(_AFTER), types.MethodType),
     )
-    fast: type[PythonSwitch] = _switch.Switch
-    return fast
+    return _switch
 
 
+c_module: Final[Any] = _load_c_module()
 if TYPE_CHECKING:
     Switch = PythonSwitch
 else:
-    Switch = _fast_switch()
+    Switch = PythonSwitch if c_module is None else c_module.Switch
+
+
+def is_in_c() -> bool:
+    """Whether the C switch is in use."""
+    return c_module is not None

@@ -1,16 +1,28 @@
-"""The general wrapper: a call that is one phase. Leaves no frame of ours in a traceback."""
+"""Wrappers that leave no trace: no frame of ours in a traceback, no Python at all in the usual case.
+
+A `Seam` (in C) times a call without a Python frame and hands over to its Python twin when something is
+unusual. Where the C module is missing the twin does all the work. What users compile or pickle is wrapped by
+a plain function instead, which torch.compile looks through and pickle finds by name.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any, Final
 
-from traceml.capture.switch import PASS, Switch
+from traceml.capture.switch import PASS, Switch, c_module
 from traceml.schema import catalog as c
 
 ORIGINAL: Final = "_traceml_original"
 """Attribute of a wrapper that holds what it wraps: how patches are recognised and taken out."""
+
+FUNCTION_ATTRIBUTES: Final = ("__code__", "__defaults__", "__kwdefaults__", "__globals__", "__closure__")
+"""What torch.compile and inspect ask of a function."""
+
+FORWARD, BACKWARD, FETCH, EXCHANGE = range(4)
+"""The kinds of seams, in the order of `_switch.c`."""
 
 
 def hide_frame(problem: BaseException) -> None:
@@ -19,53 +31,69 @@ def hide_frame(problem: BaseException) -> None:
         problem.__traceback__ = problem.__traceback__.tb_next
 
 
+def undo(switch: Switch, before: int, slot: int) -> bool:
+    """An exception struck, perhaps while our own code ran: leave the phase, if it was entered."""
+    if switch.current != slot or slot == before or get_ident() != switch.thread:
+        return False
+    switch.leave(before)
+    return True
+
+
+def seam(
+    kind: int,
+    slot: int,
+    switch: Switch,
+    original: Callable[..., Any],
+    twin: Callable[..., Any],
+    failed: Callable[[int, BaseException], None],
+    extra: Callable[..., Any],
+) -> Callable[..., Any]:
+    """`original` timed as `slot`: in C if that is there, else by `twin`."""
+    made: Callable[..., Any] = twin
+    if c_module is not None:
+        made = c_module.Seam(original, twin, failed, extra, switch, kind, slot)
+        for name in FUNCTION_ATTRIBUTES:
+            if hasattr(original, name):
+                setattr(made, name, getattr(original, name))
+    functools.update_wrapper(made, original)
+    setattr(made, ORIGINAL, original)
+    return made
+
+
 def timed(
     original: Callable[..., Any],
     switch: Switch,
     slot: int,
-    is_compiling: Callable[[], bool] | None = None,
+    is_compiling: Callable[[], bool],
     done: Callable[[int, int], None] | None = None,
 ) -> Callable[..., Any]:
     """`original`, charged to `slot` when the training thread calls it outside any other phase.
 
     `is_compiling` comes first in the test: inside torch.compile it is a constant, so that the compiler sees
-    nothing of ours. `done(began, ended)` is told of each completed call.
+    nothing of ours. `done(began, ended)` is called after each completed call.
     """
     enter = switch.enter_compute if slot == c.OPTIMIZER else switch.enter
     leave = switch.leave
 
+    @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        outer = enter(slot)
-        if outer == PASS:
+        if is_compiling():
             return original(*args, **kwargs)
+        before = switch.current
         try:
+            outer = enter(slot)
+            if outer == PASS:
+                return original(*args, **kwargs)
+            began = switch.since
             result = original(*args, **kwargs)
+            ended = leave(outer)
         except BaseException as problem:
-            leave(outer)
+            undo(switch, before, slot)
             hide_frame(problem)
             raise
-        leave(outer)
-        return result
-
-    def telling(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling is not None and is_compiling():
-            return original(*args, **kwargs)
-        outer = enter(slot)
-        if outer == PASS:
-            return original(*args, **kwargs)
-        began = switch.since
-        try:
-            result = original(*args, **kwargs)
-        except BaseException as problem:
-            leave(outer)
-            hide_frame(problem)
-            raise
-        ended = leave(outer)
         if done is not None:
             done(began, ended)
         return result
 
-    chosen = wrapper if is_compiling is None and done is None else telling
-    functools.update_wrapper(chosen, original)
-    setattr(chosen, ORIGINAL, original)
-    return chosen
+    setattr(wrapper, ORIGINAL, original)
+    return wrapper

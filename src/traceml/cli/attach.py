@@ -1,23 +1,21 @@
-"""`traceml attach`: the detached monitor of a process that called `traceml.init()` by itself."""
+"""`traceml attach`: the monitor that `traceml.init()` starts for a script without `traceml run`."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
-from pathlib import Path
 
-from traceml.cli.run import answer, finish
-from traceml.collect import monitor, rundir
-from traceml.collect.surroundings import Surroundings
-from traceml.errors import failsafe
+from traceml.cli.main import Parser
+from traceml.monitor.loop import Monitor
+from traceml.runs import folder as run_folder
+from traceml.runs.liveness import is_alive
 from traceml.settings import resolve
 
 
 def main(words: list[str]) -> int:
-    """Answer with the run folder on standard output, then watch the process until it ends."""
-    parser = argparse.ArgumentParser(prog="traceml attach", description=__doc__)
+    """Print the run folder to standard output, then watch the process until it ends."""
+    parser = Parser("traceml attach", "traceml attach --pid PID [options] [COMMAND ...]", str(__doc__))
     parser.add_argument("--pid", type=int, required=True)
     parser.add_argument("--run-name")
     parser.add_argument("--logs-dir")
@@ -26,22 +24,18 @@ def main(words: list[str]) -> int:
     flags = {"run_name": given.run_name, "logs_dir": given.logs_dir}
     settings = resolve({k: v for k, v in flags.items() if v}, {})
     script = next((w for w in given.command if w.endswith(".py")), "run")
-    folder = rundir.create(settings.logs_dir, settings.run_name, [script], settings.overwrite)
-    surroundings = Surroundings(Path.cwd())
-    manifest = monitor.begin_manifest(folder, given.command, settings.mode, surroundings.facts)
+    folder = run_folder.create(settings.logs_dir, settings.run_name, script, settings.overwrite)
+    monitor = Monitor(folder, given.command, settings)
     sys.stdout.write(f"{folder}\n")
     sys.stdout.flush()
-    os.close(1)  # the process waits for this line only
+    os.close(1)  # the process waits only for this line
 
     def poll(seconds: float) -> int | None:
-        if not rundir.is_alive(given.pid) or os.getppid() != given.pid:
+        if not is_alive(given.pid) or os.getppid() != given.pid:
             return 0
         time.sleep(seconds)
         return None
 
-    watcher = monitor.Monitor(folder, settings.interval, settings.stall_after, answer, dict(os.environ))
-    watcher.watch(poll)
-    ended = {**monitor.end_manifest(folder, manifest, None, []), "environment": surroundings.facts}
-    failsafe("writing the manifest", None)(rundir.write_manifest)(folder, ended)
-    finish(folder, ended, settings.quiet)
+    monitor.watch(poll)
+    monitor.finish(None, [], drain=list, quiet=settings.quiet)
     return 0

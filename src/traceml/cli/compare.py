@@ -1,127 +1,138 @@
-"""`traceml compare`: is B slower, faster or the same as A, where, and how sure is that."""
+"""`traceml compare`: is B slower or faster than A, in which phase, and is that real or noise."""
 
 from __future__ import annotations
 
 import argparse
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from traceml.analyze.compare import compare
-from traceml.cli.parsing import Parser
-from traceml.collect import summary_file
-from traceml.collect.fields import clean
-from traceml.collect.rundir import write_atomic
-from traceml.collect.summary_file import Reading
+from traceml.cli.main import Parser, one_of
+from traceml.compare.compare import compare
 from traceml.errors import CommandError, say
 from traceml.present import compare_markdown, compare_text
+from traceml.runs import summary_file
+from traceml.runs.atomic import write_atomic
+from traceml.runs.summary_file import Reading
+from traceml.runs.untrusted import clean
+from traceml.schema import fmt
 from traceml.schema.comparison import INCONCLUSIVE, MIXED, REGRESSION, WORSE, Comparison, RunRef
 
+
+def to_json(found: Comparison) -> str:
+    """The comparison as JSON."""
+    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
+
+
+FORMATS: Final[dict[str, Callable[[Comparison], str]]] = {
+    "text": compare_text.render,
+    "json": to_json,
+    "markdown": compare_markdown.render,
+}
+"""Every way to show a comparison: the value of --format and its renderer."""
+FILES: Final = {".json": "json", ".txt": "text"}
+"""The files that are written, and their format."""
 FOLDER: Final = "compare"
 LONGEST_NAME: Final = 80
-FORMATS: Final = ("text", "json", "markdown")
 FAIL_ON: Final = {"regression": REGRESSION, "mixed": MIXED, "inconclusive": INCONCLUSIVE}
-EXIT_CODES: Final = (
-    "exit code: 0 done (and no gate fired), 1 a gate fired (--fail-on, "
-    "--max-step-time-regression), 2 unusable input"
-)
 
+USAGE: Final = """traceml compare A B [options]
+       traceml compare --a RUN [RUN ...] --b RUN [RUN ...] [options]"""
+DESCRIPTION: Final = """\
+Compare two runs. A is the run before a change, B the run after it; every delta is B - A.
+Name a run by its folder, its final_summary.json, or its name under logs/."""
+EPILOG: Final = """\
+examples:
+  traceml compare before after
+  traceml compare --a a1 a2 a3 --b b1 b2 b3     several runs per side show smaller changes
+  traceml compare main candidate --fail-on regression     fail a CI job if candidate is slower
 
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """What makes the command fail."""
-
-    verdicts: tuple[str, ...]
-    most_slowdown_share: float | None
-
-    @property
-    def is_set(self) -> bool:
-        """Whether anything can make it fail."""
-        return bool(self.verdicts) or self.most_slowdown_share is not None
+exit codes:
+  0  the runs were compared
+  1  --fail-on or --max-step-time-regression applies
+  2  wrong arguments, or a file that cannot be used"""
 
 
 def parser() -> Parser:
-    """The flags."""
-    made = Parser(
-        prog="traceml compare",
-        usage="traceml compare A B [flags]\n       traceml compare --a RUN ... --b RUN ... [flags]",
-        description="Compare two runs: A is the first, B the second, delta = B - A.",
-        epilog=EXIT_CODES,
-    )
-    made.add_argument("runs", nargs="*", metavar="RUN", help="A and B: a file, a run folder, or a run name")
-    made.add_argument("--a", nargs="+", metavar="RUN", help="several runs as A")
-    made.add_argument("--b", nargs="+", metavar="RUN", help="several runs as B")
+    """The options."""
+    made = Parser("traceml compare", USAGE, DESCRIPTION, EPILOG)
+    made.add_argument("runs", nargs="*", metavar="RUN", help="the two runs, A and B")
+    made.add_argument("--a", nargs="+", metavar="RUN", help="one or more runs as A")
+    made.add_argument("--b", nargs="+", metavar="RUN", help="one or more runs as B")
     made.add_argument(
-        "--output", metavar="BASE", help="write BASE.json and BASE.txt (default: compare/A_vs_B)"
+        "--output", metavar="NAME", help="write NAME.json and NAME.txt (default: compare/<A>_vs_<B>)"
     )
-    made.add_argument("--format", choices=FORMATS, default="text", help="what to print (default: text)")
+    made.add_argument(
+        "--format",
+        type=one_of(FORMATS),
+        default="text",
+        metavar="FORMAT",
+        help=f"what to print: {', '.join(FORMATS)} (default: text)",
+    )
     made.add_argument(
         "--fail-on",
-        action="append",
+        type=_verdicts,
+        action="extend",
         default=[],
         metavar="VERDICT",
-        help="exit with 1 on this verdict: regression, mixed, inconclusive (comma between several)",
+        help=f"exit with 1 on these verdicts, separated by commas: {', '.join(FAIL_ON)}",
     )
     made.add_argument(
         "--max-step-time-regression",
+        type=_share,
         metavar="PERCENT",
-        help="exit with 1 when the step is really slower, and by more than this, such as 5%%",
+        help="exit with 1 if the step is slower by more than this, for example 5%%, and it is not noise",
     )
-    made.add_argument("--logs-dir", default="logs", metavar="DIR", help="where run names are looked up")
+    made.add_argument(
+        "--logs-dir", default="logs", metavar="DIR", help="folder to look up run names in (default: logs)"
+    )
     return made
 
 
+def _verdicts(text: str) -> list[str]:
+    known = one_of(FAIL_ON)
+    return [FAIL_ON[known(word.strip().lower())] for word in text.split(",") if word.strip()]
+
+
+def _share(text: str) -> float:
+    number = re.fullmatch(r"(\d{1,4}(?:\.\d{1,6})?)\s*%", text.strip())
+    if not number:
+        raise argparse.ArgumentTypeError(f"invalid value {text!r}; use a percentage such as 5%")
+    return float(number[1]) / 100
+
+
 def main(words: list[str]) -> int:
-    """Read both sides, compare, write the two files, print, and judge the gate."""
+    """Read both sides, compare them, write the two files, print, and choose the exit code."""
     given = parser().parse_args(words)
-    gate = Gate(_verdicts(given.fail_on), _share(given.max_step_time_regression))
-    a_names, b_names = sides(given)
     logs = Path(given.logs_dir)
-    a, b = ([summary_file.read(summary_file.locate(n, logs)) for n in names] for names in (a_names, b_names))
+    a, b = ([summary_file.read(summary_file.locate(name, logs)) for name in side] for side in sides(given))
     found = compare([r.summary for r in a], [r.summary for r in b], _refs(a), _refs(b))
     notes = [note for reading in (*a, *b) for note in reading.notes]
     found = replace(found, warnings=[*found.warnings, *notes])
-    printed = show(found, given.format)
-    written = write(found, base_path(given.output, a, b))
+    printed = FORMATS[given.format](found)
+    base = base_path(given.output, a, b)
+    write(found, base)
     sys.stdout.write(printed)
     sys.stdout.flush()
-    say(f"wrote {written}.json and .txt")
-    return judge(found, gate)
+    say(f"wrote {base}.json and .txt")
+    return exit_code(found, given.fail_on, given.max_step_time_regression)
 
 
 def sides(given: argparse.Namespace) -> tuple[list[str], list[str]]:
     """The runs of A and of B."""
     if given.a or given.b:
         if given.runs or not given.a or not given.b:
-            raise CommandError("give either two runs, or --a RUN ... and --b RUN ...")
+            raise CommandError("give either two runs, or both --a RUN ... and --b RUN ...")
         return given.a, given.b
     if len(given.runs) != 2:
-        raise CommandError(
-            f"give two runs, A and B ({len(given.runs)} given); several a side: --a a1 a2 --b b1 b2"
-        )
+        several = "for several runs per side use --a a1 a2 --b b1 b2"
+        raise CommandError(f"give two runs, A and B ({len(given.runs)} given); {several}")
     return [given.runs[0]], [given.runs[1]]
-
-
-def _verdicts(given: Sequence[str]) -> tuple[str, ...]:
-    words = [w.strip().lower() for text in given for w in text.split(",") if w.strip()]
-    for word in words:
-        if word not in FAIL_ON:
-            raise CommandError(f"--fail-on {clean(word)}: use one of {', '.join(FAIL_ON)}")
-    return tuple(FAIL_ON[word] for word in words)
-
-
-def _share(given: str | None) -> float | None:
-    if given is None:
-        return None
-    number = re.fullmatch(r"(\d{1,4}(?:\.\d{1,6})?)\s*%", given.strip())
-    if not number:
-        raise CommandError(f"--max-step-time-regression {clean(given)}: write it as a percentage, such as 5%")
-    return float(number[1]) / 100
 
 
 def _refs(readings: Sequence[Reading]) -> list[RunRef]:
@@ -131,7 +142,7 @@ def _refs(readings: Sequence[Reading]) -> list[RunRef]:
             path=clean(r.path),
             schema=r.summary.schema,
             status=r.summary.run.status,
-            steps=r.summary.step_time.window.get("num_steps"),
+            steps=r.summary.step_time.window.num_steps,
             started_at=r.summary.run.started_at,
         )
         for r in readings
@@ -139,7 +150,7 @@ def _refs(readings: Sequence[Reading]) -> list[RunRef]:
 
 
 def base_path(output: str | None, a: Sequence[Reading], b: Sequence[Reading]) -> Path:
-    """Where the two files go, without their endings."""
+    """The path of the two files, without their endings."""
     named = f"{_side_name(a)}_vs_{_side_name(b)}"
     if output is None:
         return Path(FOLDER) / named
@@ -153,43 +164,29 @@ def _side_name(side: Sequence[Reading]) -> str:
     return first if len(side) == 1 else f"{first}_and_{len(side) - 1}_more"
 
 
-def show(found: Comparison, how: str) -> str:
-    """What goes to standard output."""
-    if how == "json":
-        return encode(found).decode()
-    return compare_markdown.render(found) if how == "markdown" else compare_text.render(found)
-
-
-def encode(found: Comparison) -> bytes:
-    """The comparison's JSON file."""
-    return msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
-
-
-def write(found: Comparison, base: Path) -> Path:
-    """Write both files; folders are made."""
+def write(found: Comparison, base: Path) -> None:
+    """Write every file; missing folders are created."""
     try:
         base.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(base.with_name(base.name + ".json"), encode(found))
-        write_atomic(base.with_name(base.name + ".txt"), compare_text.render(found).encode())
+        for ending, name in FILES.items():
+            write_atomic(base.with_name(base.name + ending), FORMATS[name](found).encode())
     except (OSError, ValueError) as problem:
         reason = getattr(problem, "strerror", None) or str(problem)
         raise CommandError(f"{clean(str(base))}: cannot be written ({reason})") from None
-    return base
 
 
-def judge(found: Comparison, gate: Gate) -> int:
-    """The exit code. A gate that has nothing to judge does not pass in silence."""
-    if not gate.is_set:
+def exit_code(found: Comparison, fail_on: Sequence[str], limit: float | None) -> int:
+    """1 if a condition to fail applies. Without step times there is nothing to check, which must not pass."""
+    if not fail_on and limit is None:
         return 0
     interval = found.interval
     if interval.delta_share is None:
-        raise CommandError("the gate has nothing to judge: no step times on both sides")
-    most, floor = gate.most_slowdown_share, interval.noise_floor_share
-    if most is not None and floor is not None and most < floor:
-        low = f"{100 * most:g} % is below the noise floor of {100 * floor:.1f} %"
-        say(f"the limit of {low}: give several runs a side")
-    slower = interval.change == WORSE and most is not None and interval.delta_share > most
-    if found.verdict in gate.verdicts or slower:
-        say(f"gate: {found.verdict}, step time {100 * interval.delta_share:+.1f} %")
+        raise CommandError("cannot check --fail-on or --max-step-time-regression: there are no step times")
+    if limit is not None and limit < (floor := interval.noise_floor_share or 0.0):
+        low = f"the limit of {fmt.share(limit)} is below the noise floor of {fmt.share(floor)}"
+        say(f"{low}; compare more runs per side")
+    is_slower = interval.change == WORSE and limit is not None and interval.delta_share > limit
+    if found.verdict in fail_on or is_slower:
+        say(f"failed: {found.verdict}, step time {fmt.share_change(interval.delta_share)}")
         return 1
     return 0

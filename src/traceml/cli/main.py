@@ -1,46 +1,85 @@
-"""`traceml`: the table of commands and the one place where an error becomes a line and an exit code."""
+"""`traceml`: the table of commands, and the one place where an error becomes a line and an exit code."""
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from typing import NoReturn
 
 from traceml import __version__
 from traceml.errors import CommandError, say
 
 
+class Parser(argparse.ArgumentParser):
+    """argparse that reports an error in one line, as every command does, with exit code 2."""
+
+    def __init__(self, prog: str, usage: str, description: str, epilog: str = "") -> None:
+        style = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog, usage, description, epilog, formatter_class=style)
+
+    def error(self, message: str) -> NoReturn:
+        """Leave out the usage lines that argparse would print."""
+        raise CommandError(f"{message.removeprefix('argument ')}; see `{self.prog} --help`")
+
+
+def one_of(known: Collection[str]) -> Callable[[str], str]:
+    """An argument type that accepts these words only."""
+
+    def parse(text: str) -> str:
+        if text not in known:
+            raise argparse.ArgumentTypeError(f"unknown value {text!r}; use one of: {', '.join(known)}")
+        return text
+
+    return parse
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command lives in `traceml.cli.<module>` as `main(arguments) -> exit code`."""
+    """A command is the function `main(words) -> exit code` in `traceml.cli.<name>`."""
 
     name: str
     help: str
     hidden: bool = False
 
     def load(self) -> Callable[[list[str]], int]:
+        """Import the command. Commands that are not used are not imported."""
         function: Callable[[list[str]], int] = import_module(f"traceml.cli.{self.name}").main
         return function
 
 
 COMMANDS = (
-    Command("run", "run a training command and diagnose it"),
-    Command("view", "print the summary of a run again, or rebuild it from its recording"),
-    Command("compare", "compare two runs (or several a side): what changed, and is it real"),
-    Command("runs", "list the runs of a folder"),
-    Command("attach", "watch a process that called traceml.init() (started by it)", hidden=True),
+    Command("run", "run a training command and print a diagnosis when it ends"),
+    Command("view", "print the summary of a run again"),
+    Command("compare", "compare two runs: what changed, and is it real or noise"),
+    Command("runs", "list the runs in a folder"),
+    Command("attach", "watch a process that called traceml.init(), which starts this", hidden=True),
 )
+
+USAGE = """\
+usage: traceml <command> [options]
+
+Find out why a PyTorch training run is slow or unstable: in which phase, on which rank, and what to do next.
+
+commands:
+{commands}
+
+examples:
+  traceml run train.py --lr 0.1                       run your script as usual, with TraceML watching
+  traceml run torchrun --nproc-per-node=4 train.py    the same with a launcher
+  traceml view my_run                                 print the summary of the run in logs/my_run
+  traceml compare my_run other_run                    see what changed between two runs
+
+`traceml <command> --help` describes each command. This is version {version}.
+"""
 
 
 def usage() -> str:
     """`traceml --help`."""
     rows = "\n".join(f"  {c.name:<10}{c.help}" for c in COMMANDS if not c.hidden)
-    return (
-        "usage: traceml <command> ...\n\n"
-        "Why is this PyTorch training slow or unstable, on which rank, in which phase, what to do next.\n\n"
-        f"commands:\n{rows}\n\n`traceml <command> --help` tells more. Version {__version__}.\n"
-    )
+    return USAGE.format(commands=rows, version=__version__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from traceml.cli.arguments import Parsed, parse
-from traceml.cli.config import read_file_settings
-from traceml.collect import launch, monitor, rundir
-from traceml.collect.child import Child, end_like
-from traceml.collect.nodes import Place, Relay, find_place
-from traceml.collect.surroundings import Surroundings
-from traceml.errors import CommandError, failsafe
+from traceml.errors import CommandError, failsafe, say
+from traceml.monitor import launch, native
+from traceml.monitor.child import Child, end_like
+from traceml.monitor.loop import Monitor
+from traceml.monitor.relay.background import Relay
+from traceml.monitor.this_node import ThisNode, find_this_node
+from traceml.runs import folder as run_folder
 from traceml.settings import SETTINGS, Settings, is_disabled, resolve
+from traceml.settings_file import read_file_settings
+
+_BY_FLAG = {s.flag: s for s in SETTINGS}
+
+
+@dataclass(slots=True)
+class Parsed:
+    """The command line in its parts."""
+
+    flags: dict[str, str] = field(default_factory=dict)
+    target: str = ""
+    is_module: bool = False
+    arguments: list[str] = field(default_factory=list)
+    disabled: bool = False
+    help: bool = False
+
+    @property
+    def is_python(self) -> bool:
+        """Whether the target is a script or a module, not a command of its own."""
+        return self.is_module or self.target.endswith(".py")
 
 
 def main(words: list[str]) -> int:
@@ -24,94 +45,136 @@ def main(words: list[str]) -> int:
     if parsed.help:
         sys.stdout.write(usage())
         return 0
-    if parsed.target is None:
+    if not parsed.target:
         raise CommandError("give a script, `-m module` or a command: traceml run train.py")
-    file_values, file_name = read_file_settings(Path.cwd())
-    settings = resolve(parsed.flags, file_values, file_name)
-    named = [(parsed.target or "").rpartition(".")[2] if parsed.is_module else parsed.target or ""]
-    place = find_place(settings, os.environ, Path(named[0]).stem)
-    command = _command(parsed, settings, place)
     if parsed.disabled or is_disabled(os.environ):
-        native = {**launch.native_environment(os.environ), "TRACEML_DISABLED": "1"}
-        os.execvpe(command[0], command, native)
-    folder = rundir.create(settings.logs_dir, place.folder_name, named, settings.overwrite)
-    environment = launch.injected_environment(os.environ, folder)
+        return native.run(parsed.target, parsed.arguments, parsed.is_module, parsed.flags)
+    launch.keep_standard_files_apart()
+    settings = resolve(parsed.flags, *read_file_settings(Path()))
+    name = parsed.target.rpartition(".")[2] if parsed.is_module else parsed.target
+    node = find_this_node(settings, os.environ, Path(name).stem)
+    command = _command(parsed, settings, node)
     try:
-        child = Child(command, environment)
+        folder = run_folder.create(settings.logs_dir, node.folder_name, name, settings.overwrite)
+    except OSError as problem:  # not even in the temporary folder
+        say(f"no folder for the recording ({problem.strerror}); running the command without TraceML")
+        return native.become(command, launch.given_environment())
+    child = _start(command, folder)
+    # For the monitor only. At the process limit the threads of a numerical library would be fatal to it.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    code = failsafe("watching the run", None)(_watch)(child, command, settings, node, folder)
+    return end_like(child.wait_to_the_end() if code is None else code)
+
+
+def _start(command: list[str], folder: Path) -> Child:
+    given = launch.given_environment()
+    try:
+        return Child(command, launch.injected_environment(given, folder))
     except OSError as problem:
         shutil.rmtree(folder, ignore_errors=True)
+        if problem.errno in (errno.EAGAIN, errno.ENOMEM):
+            say("no second process can be started here (process limit); running the command without TraceML")
+            sys.exit(native.become(command, given))
         raise CommandError(f"{command[0]}: cannot be started ({problem.strerror})") from None
-    surroundings = Surroundings(Path.cwd())
-    manifest = monitor.begin_manifest(folder, command, settings.mode, surroundings.facts)
-    relay = Relay(place, folder, os.environ)
-    safe_rows = None if place.is_first else relay.safe_rows
-    watcher = monitor.Monitor(folder, settings.interval, settings.stall_after, answer, environment, safe_rows)
-    code = watcher.watch(child.wait)
-    manifest["environment"] = surroundings.facts
-    manifest = monitor.end_manifest(folder, manifest, code, child.signals)
-    failsafe("writing the manifest", None)(rundir.write_manifest)(folder, manifest)
-    if missing := relay.close():
-        manifest["notes"] = missing
-        failsafe("writing the manifest", None)(rundir.write_manifest)(folder, manifest)
-    finish(folder, manifest, settings.quiet or not place.is_first)
-    return end_like(code)
 
 
-def _command(parsed: Parsed, settings: Settings, place: Place) -> list[str]:
+def _watch(child: Child, command: list[str], settings: Settings, node: ThisNode, folder: Path) -> int:
+    """From the start of the command to the verdict; returns the command's exit code."""
+    relay = Relay(node, folder, os.environ)
+    monitor = Monitor(folder, command, settings, None if node.is_first else relay.safe_rows)
+    code = monitor.watch(child.wait)
+    monitor.finish(code, child.signals, relay.close, quiet=settings.quiet or not node.is_first)
+    return code
+
+
+def _command(parsed: Parsed, settings: Settings, node: ThisNode) -> list[str]:
     """What to start: the target itself, or torchrun around it."""
-    target, is_script = parsed.target or "", parsed.is_module or (parsed.target or "").endswith(".py")
-    ranks = settings.nproc_per_node or ("1" if settings.nnodes > 1 and is_script else None)
-    if ranks is None:
-        return launch.python_command(target, parsed.arguments, parsed.is_module)
-    if not is_script:
-        raise CommandError("--nproc-per-node starts a script or `-m module`; a command starts its own ranks")
-    plain = launch.python_command(target, parsed.arguments, parsed.is_module)
-    return launch.torchrun_command(plain, ranks, place)
+    plain = launch.python_command(parsed.target, parsed.arguments, parsed.is_module)
+    return launch.with_ranks(plain, settings, node, parsed.is_python)
 
 
-def answer(folder: Path, path: Path) -> None:
-    """Give a waiting `traceml.final_summary()` the summary of everything so far."""
-    from traceml.cli.result import build, encode_answer
+def parse(words: list[str]) -> Parsed:
+    """`[our flags] target [our flags] [--args|--] [the script's flags]`, told apart without guessing.
 
-    rundir.write_atomic(path, encode_answer(build(folder, rundir.read_manifest(folder), final=False)))
-
-
-@failsafe("making the summary", None)
-def finish(folder: Path, manifest: dict[str, Any], quiet: bool) -> None:
-    """Make the summary of an ended run, write it, print it to standard error.
-
-    Each part is guarded by itself: a file that cannot be written does not cost the verdict on the screen.
+    After a script or `-m module`, our flags are taken up to the first word that is none of them; from there
+    on, or after `--args` or `--`, everything belongs to the script. After any other command everything
+    belongs to the command. argparse cannot do this: it would look for our flags among the script's.
     """
-    from traceml.cli import result
-    from traceml.present.text import render
+    parsed = Parsed()
+    rest = _take_flags(words, parsed)
+    if parsed.help:
+        return parsed
+    if rest and rest[0] == "-m":
+        if len(rest) < 2:
+            raise CommandError("-m needs a module name")
+        parsed.is_module, parsed.target, rest = True, rest[1], rest[2:]
+    elif rest and rest[0] in ("--", "--args"):
+        raise CommandError("give a script, `-m module` or a command before the script's arguments")
+    elif rest and rest[0].startswith("-"):
+        raise CommandError(f"unknown flag {rest[0]}; `traceml run --help` lists them")
+    elif rest:
+        parsed.target, rest = rest[0], rest[1:]
+    if parsed.is_python:
+        rest = _take_flags(rest, parsed, in_script=True)
+        if rest and rest[0] in ("--", "--args"):
+            rest = rest[1:]
+    parsed.arguments = rest
+    return parsed
 
-    summary = result.build(folder, manifest, final=True)
-    written = failsafe("writing final_summary.json", False)(result.write_json)(folder, summary)
-    text = failsafe("rendering the summary", "")(render)(summary)
-    failsafe("writing final_summary.txt", None)(result.write_text)(folder, text)
-    if not quiet:
-        sys.stderr.write(f"\n{text}")
-        if written:
-            sys.stderr.write(f"Summary: {_short(folder / rundir.SUMMARY_JSON)} and .txt\n")
-        sys.stderr.flush()
+
+def _take_flags(words: list[str], parsed: Parsed, in_script: bool = False) -> list[str]:
+    """Take our flags off the front; returns what is left."""
+    at = 0
+    while at < len(words):
+        word = words[at]
+        name, equals, value = word.partition("=")
+        if word in ("-h", "--help") and not in_script:
+            parsed.help = True
+        elif word == "--disable-traceml":
+            parsed.disabled = True
+        elif name in _BY_FLAG:
+            setting = _BY_FLAG[name]
+            if setting.is_switch and not equals:
+                value = "1"
+            elif not equals:
+                at += 1
+                if at >= len(words):
+                    raise CommandError(f"{name} needs a value: {setting.help}")
+                value = words[at]
+            parsed.flags[setting.key] = value
+        else:
+            return words[at:]
+        at += 1
+    return []
 
 
-def _short(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+USAGE = """\
+usage: traceml run [options] train.py [options] [--args] [arguments of the script]
+       traceml run [options] -m package.module [options] [--args] [arguments of the module]
+       traceml run [options] COMMAND [arguments of the command]
+
+Run a training command unchanged. When it ends, TraceML prints a diagnosis and writes it to
+<logs-dir>/<run-name>/final_summary.json and .txt. The exit code is that of the command.
+
+examples:
+  traceml run train.py --lr 0.1                          a script with its own arguments
+  traceml run train.py --run-name base --args --lr 0.1   --args marks where they begin
+  traceml run train.py --nproc-per-node 4                four ranks on this machine
+  traceml run torchrun --nproc-per-node=4 train.py       the same with your own launcher
+
+options:
+{options}
+  --disable-traceml         run the command without TraceML
+
+Each option can also be set as a TRACEML_* variable (TRACEML_RUN_NAME), in traceml.yaml
+(run_name: base), or under [tool.traceml] in pyproject.toml.
+"""
 
 
 def usage() -> str:
     """`traceml run --help`."""
-    rows = "\n".join(f"  {s.flag + ('' if s.is_switch else ' VALUE'):<26}{s.help}" for s in SETTINGS)
-    return (
-        "usage: traceml run [flags] train.py [flags] [--args|--] [the script's arguments]\n"
-        "       traceml run [flags] -m package.module [flags] [--args|--] [arguments]\n"
-        "       traceml run [flags] command [its arguments]\n\n"
-        "Runs the command untouched and ends with a diagnosis in <logs-dir>/<run-name>/.\n\n"
-        f"flags:\n{rows}\n"
-        "  --disable-traceml         start the command natively: nothing imported, nothing wrapped\n\n"
-        "Each flag is also a TRACEML_* variable and a key of traceml.yaml or [tool.traceml].\n"
-    )
+    rows = []
+    for setting in SETTINGS:
+        default = f" (default: {setting.default})" if setting.default else ""
+        rows.append(f"  {f'{setting.flag} {setting.value}'.rstrip():<26}{setting.help}{default}")
+    return USAGE.format(options="\n".join(rows))

@@ -1,4 +1,4 @@
-"""`traceml runs`: the runs of a folder with date, verdict, step time, steps and exit."""
+"""`traceml runs`: the runs in a folder with date, status, steps, step time and verdict."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import msgspec
 
-from traceml.cli.parsing import Parser
-from traceml.collect.run_list import list_runs
+from traceml.cli.main import Parser, one_of
 from traceml.present.runs_text import render
-from traceml.schema.listed_run import ListedRun
+from traceml.runs.listing import list_runs
+from traceml.schema.summary import ListedRun
 
-SORTS: Final[dict[str, Callable[[ListedRun], Any]]] = {
+COLUMNS: Final[dict[str, Callable[[ListedRun], Any]]] = {
     "date": lambda run: run.started_at,
     "name": lambda run: run.name,
     "step-time": lambda run: run.step_ms,
@@ -22,37 +22,41 @@ SORTS: Final[dict[str, Callable[[ListedRun], Any]]] = {
     "verdict": lambda run: run.verdict,
     "exit": lambda run: run.exit_code,
 }
-
-
-def parser() -> Parser:
-    """The flags."""
-    made = Parser(
-        prog="traceml runs",
-        usage="traceml runs [logs] [--sort COLUMN] [--reverse] [--json]",
-        description="List the runs of a folder.",
-    )
-    made.add_argument("logs", nargs="?", default="logs", help="folder of the runs (default: logs)")
-    made.add_argument("--sort", choices=tuple(SORTS), default="date", help="order (default: date)")
-    made.add_argument("--reverse", action="store_true", help="largest, last or newest first")
-    made.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    return made
+DESCRIPTION: Final = "List the runs in a folder: date, status, exit code, steps, step time and verdict."
+EPILOG: Final = """\
+examples:
+  traceml runs                                the runs in logs/, oldest first
+  traceml runs --sort step-time --reverse     slowest first"""
 
 
 def main(words: list[str]) -> int:
     """Print the list to standard output."""
-    given = parser().parse_args(words)
-    runs = ordered(list_runs(Path(given.logs)), given.sort, given.reverse)
+    parser = Parser("traceml runs", "traceml runs [DIR] [options]", DESCRIPTION, EPILOG)
+    parser.add_argument(
+        "logs", nargs="?", default="logs", metavar="DIR", help="folder with the runs (default: logs)"
+    )
+    parser.add_argument(
+        "--sort",
+        type=one_of(COLUMNS),
+        default="date",
+        metavar="COLUMN",
+        help=f"sort by {', '.join(COLUMNS)} (default: date)",
+    )
+    parser.add_argument("--reverse", action="store_true", help="reverse the order, for example newest first")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    given = parser.parse_args(words)
+    runs = in_order(list_runs(Path(given.logs)), given.sort, given.reverse)
     if given.json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(runs), indent=2).decode() + "\n")
     elif runs:
         sys.stdout.write(render(runs))
     else:
-        sys.stdout.write(f"No runs in {given.logs}; `traceml run train.py` makes one.\n")
+        sys.stdout.write(f"No runs in {given.logs}. `traceml run train.py` creates one.\n")
     return 0
 
 
-def ordered(runs: list[ListedRun], by: str, reverse: bool) -> list[ListedRun]:
-    """Sorted; a run without the value comes last either way."""
-    key = SORTS[by]
-    known = sorted((r for r in runs if key(r) is not None), key=key, reverse=reverse)
-    return known + [r for r in runs if key(r) is None]
+def in_order(runs: list[ListedRun], column: str, reverse: bool) -> list[ListedRun]:
+    """Sorted. A run without the value comes last in either order."""
+    key = COLUMNS[column]
+    known = sorted((run for run in runs if key(run) is not None), key=key, reverse=reverse)
+    return known + [run for run in runs if key(run) is None]

@@ -1,100 +1,105 @@
-"""`traceml view`: print a summary again; for a run folder without one, rebuild it from the recording."""
+"""`traceml view`: print the summary of a run again, or rebuild it from the recording."""
 
 from __future__ import annotations
 
-import argparse
+import os
 import re
 import sys
 from pathlib import Path
+from typing import Final
 
-from traceml.cli.result import build, encode, write_json, write_text
-from traceml.collect import summary_file
-from traceml.collect.monitor import recovered_manifest
-from traceml.collect.rundir import RECORDING, SUMMARY_JSON, read_manifest, write_manifest
+from traceml.cli.main import Parser
 from traceml.errors import CommandError, say
+from traceml.monitor.result import build, encode, has_more, write
 from traceml.present.text import render
+from traceml.runs import summary_file
+from traceml.runs.folder import RECORDING
+from traceml.runs.manifest import SUMMARY_JSON, read_manifest, recovered_manifest, write_manifest
 from traceml.schema.summary import Summary
+
+DESCRIPTION: Final = """\
+Print the summary of a run. If the run has none, for example because the machine went down,
+the summary is rebuilt from what was recorded."""
+EPILOG: Final = """\
+examples:
+  traceml view my_run                         the run in logs/my_run
+  traceml view logs/my_run/final_summary.json
+  traceml view my_run --json | jq .primary_diagnosis"""
 
 
 def main(words: list[str]) -> int:
     """Print the text, or with --json the summary itself, to standard output."""
-    parser = argparse.ArgumentParser(prog="traceml view", description=__doc__)
-    parser.add_argument("path", help="final_summary.json, a run folder, or a run name under logs/")
-    parser.add_argument("--json", action="store_true", help="print the JSON instead of the text")
-    parser.add_argument("--logs-dir", default="logs", help="where run names are looked up")
+    parser = Parser("traceml view", "traceml view RUN [options]", DESCRIPTION, EPILOG)
+    parser.add_argument(
+        "run", metavar="RUN", help="a run folder, a final_summary.json, or a name under logs/"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument(
+        "--logs-dir", default="logs", metavar="DIR", help="folder to look up run names in (default: logs)"
+    )
     parser.add_argument(
         "--merge",
         action="append",
         default=[],
         metavar="FOLDER",
-        help="a folder <run>.node<k> whose rows did not all reach node 0; may be given several times",
+        help="first add the steps in FOLDER, the folder <run>.node<k> of a node that lost its connection "
+        "to node 0; can be repeated",
     )
     given = parser.parse_args(words)
-    if given.merge:
-        summary = merge(_run_folder(Path(given.path), Path(given.logs_dir)), [Path(f) for f in given.merge])
-    else:
-        summary = load(Path(given.path), Path(given.logs_dir))
+    logs = Path(given.logs_dir)
+    summary = merge(given.run, logs, given.merge) if given.merge else load(given.run, logs)
     sys.stdout.write(encode(summary).decode() if given.json else render(summary))
     return 0
 
 
-def load(path: Path, logs: Path) -> Summary:
+def load(name: str, logs: Path) -> Summary:
     """A summary from a file, a run folder or a run name."""
-    if not path.exists() and (logs / path).exists():
-        path = logs / path
-    if path.is_dir():
-        if (path / SUMMARY_JSON).exists():
-            return read_summary(path / SUMMARY_JSON)
-        return rebuild(path)
-    if not path.exists():
-        raise CommandError(f"{path}: no such file or run folder")
-    return read_summary(path)
+    folder = _folder(name, logs)
+    if os.path.isdir(folder / RECORDING) and not (folder / SUMMARY_JSON).exists():
+        return rebuild(folder)
+    reading = summary_file.read(summary_file.locate(name, logs))
+    for note in reading.notes:
+        say(note)
+    if os.path.isdir(folder) and has_more(folder, reading.summary):
+        return rebuild(
+            folder
+        )  # made too early: by a look at a run that went on, or by a monitor that ended first
+    return reading.summary
 
 
-def _run_folder(path: Path, logs: Path) -> Path:
-    found = path if path.is_dir() else logs / path
-    if not (found / RECORDING).is_dir():
-        raise CommandError(f"{path}: not a TraceML run folder (no {RECORDING}/ in it)")
-    return found
+def _folder(name: str, logs: Path) -> Path:
+    return Path(name) if os.path.exists(name) else logs / name
 
 
-def merge(folder: Path, sources: list[Path]) -> Summary:
-    """Take over what other nodes kept on their own disks, then make the summary anew."""
-    from traceml.collect.relay.merge import merge_node_folder
+def merge(name: str, logs: Path, sources: list[str]) -> Summary:
+    """Add what other nodes kept on their own disks, then rebuild the summary."""
+    from traceml.monitor.relay.merge import merge_node_folder
 
-    for source in sources:
+    folder = _folder(name, logs)
+    if not os.path.isdir(folder / RECORDING):
+        raise CommandError(f"{name}: not a TraceML run folder (no {RECORDING}/ in it)")
+    for source in map(Path, sources):
         node = re.search(r"\.node(\d+)$", source.name)
-        if node is None or not (source / RECORDING).is_dir():
-            raise CommandError(f"{source}: not a node's run folder; its name ends in .node<k>")
+        if node is None or not os.path.isdir(source / RECORDING):
+            raise CommandError(f"{source}: not the run folder of a node; its name must end in .node<k>")
         merged = merge_node_folder(source, folder, int(node.group(1)))
-        for name, problem in merged.problems.items():
-            say(f"{source / RECORDING / name} was left out: {problem}")
+        for file, problem in merged.problems.items():
+            say(f"{source / RECORDING / file} was left out: {problem}")
     manifest = read_manifest(folder)
-    if manifest.pop("notes", None):  # of what had not come
+    if manifest.pop("notes", None):  # they were about the steps that are here now
         write_manifest(folder, manifest)
     return rebuild(folder)
 
 
-def read_summary(path: Path) -> Summary:
-    """Read final_summary.json, ours or the released package's; anything else is one clear line."""
-    reading = summary_file.read(path)
-    for note in reading.notes:
-        say(note)
-    return reading.summary
-
-
 def rebuild(folder: Path) -> Summary:
-    """Make the summary of a run whose monitor did not get to it."""
-    if not (folder / RECORDING).is_dir():
-        raise CommandError(f"{folder}: not a TraceML run folder (no {RECORDING}/ in it)")
+    """Make the summary from the recording, and write it unless the run is still going."""
     manifest = recovered_manifest(folder)
-    running = manifest.get("status") == "running"
-    summary = build(folder, manifest, final=not running)
-    if not running:
+    is_running = manifest.get("status") == "running"
+    summary = build(folder, manifest, final=not is_running)
+    if not is_running:
         try:
             write_manifest(folder, manifest)
-            write_json(folder, summary)
-            write_text(folder, render(summary))
+            write(folder, summary)
         except OSError as problem:
-            say(f"the rebuilt summary could not be written to {folder} ({problem.strerror})")
+            say(f"the rebuilt summary cannot be written to {folder} ({problem.strerror})")
     return summary

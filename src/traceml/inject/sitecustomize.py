@@ -30,7 +30,7 @@ def _seen(what):
     folder = os.environ.get("TRACEML_RUN_DIR")
     if folder:
         try:
-            os.close(os.open(os.path.join(folder, "recording", "seen-" + what), os.O_CREAT, 0o644))
+            os.close(os.open(os.path.join(folder, "recording", "seen-" + what), os.O_CREAT, 0o666))
         except OSError:
             pass
 

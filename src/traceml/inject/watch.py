@@ -12,6 +12,9 @@ class _NotifyingLoader:
         self.loader = loader
         self.watch = watch
 
+    def __getattr__(self, name):  # whatever else the loader offers (get_data, get_source, ...)
+        return getattr(self.loader, name)
+
     def create_module(self, spec):
         return self.loader.create_module(spec)
 
@@ -28,6 +31,7 @@ class ImportWatch:
     def __init__(self):
         self.waiting = {}
         self.done = set()
+        self.asking = set()  # names that the other finders are being asked for; one of them may ask us back
 
     def when_imported(self, name, callback):
         module = sys.modules.get(name)
@@ -45,15 +49,19 @@ class ImportWatch:
             callback(module)
 
     def find_spec(self, name, path=None, target=None):
-        if name not in self.waiting:
+        if name not in self.waiting or name in self.asking:
             return None
-        for finder in list(sys.meta_path):
-            find = getattr(finder, "find_spec", None)
-            if finder is self or find is None:
-                continue
-            spec = find(name, path, target)
-            if spec is not None:
-                if hasattr(spec.loader, "exec_module"):
-                    spec.loader = _NotifyingLoader(spec.loader, self)
-                return spec
-        return None
+        self.asking.add(name)
+        try:
+            for finder in list(sys.meta_path):
+                find = getattr(finder, "find_spec", None)
+                if finder is self or find is None:
+                    continue
+                spec = find(name, path, target)
+                if spec is not None:
+                    if hasattr(spec.loader, "exec_module"):
+                        spec.loader = _NotifyingLoader(spec.loader, self)
+                    return spec
+            return None
+        finally:
+            self.asking.discard(name)

@@ -1,1 +1,1 @@
-"""Shows a Summary. No arithmetic here: what is shown is in the summary."""
+"""Views of a Summary or a Comparison. No arithmetic: every number shown is in there already."""

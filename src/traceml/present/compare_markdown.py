@@ -1,31 +1,22 @@
-"""A comparison as a comment on a pull request: everything from the files is escaped."""
+"""A comparison as a comment on a pull request. All text from the files is escaped."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-from traceml.present.compare_rows import Row, lead_rows, more_rows
-from traceml.schema.comparison import INCONCLUSIVE, Comparison, Side
+from traceml.present.compare_rows import Row, headline, lead_rows, more_rows
+from traceml.schema.comparison import Comparison, Side
 
 MOST_CHARACTERS: Final = 60_000
-"""A comment may hold 65,536."""
+"""GitHub allows 65,536 in a comment."""
 
 
 def render(found: Comparison) -> str:
-    """Headline, reason, the main table; the rest folded away."""
-    shift = found.diagnosis["primary"]
-    lead = f" from {escape(shift.a or '')} to {escape(shift.b or '')}" if found.diagnosis_moved else ""
-    lines = [f"### TraceML compare: {found.verdict}{lead}", ""]
-    lines += [f"{escape(found.why)}", ""]
-    settle = "To settle it" if found.verdict == INCONCLUSIVE else "Next"
-    lines += [f"**{settle}:** {escape(found.next)}", ""]
-    lines += [
-        f"- A: {_side(found.a)}",
-        f"- B: {_side(found.b)}",
-        "- Format: A -> B, delta = B - A",
-        "",
-    ]
+    """Headline, reason and main table; the other tables are folded."""
+    lines = [f"### TraceML compare: {escape(headline(found))}", ""]
+    lines += [escape(found.why), "", f"**Next:** {escape(found.next)}", ""]
+    lines += [f"- A: {_side(found.a)}", f"- B: {_side(found.b)}", "- Format: A -> B, delta = B - A", ""]
     lines += [*_table(lead_rows(found)), ""]
     if found.differences:
         lines += ["**Not the same in A and B**", ""]
@@ -33,8 +24,7 @@ def render(found: Comparison) -> str:
         lines.append("")
     if found.warnings:
         lines += ["**Warnings**", "", *(f"- {escape(w)}" for w in found.warnings), ""]
-    more = more_rows(found)
-    if more:
+    if more := more_rows(found):
         lines += ["<details><summary>Phases, memory, process, system</summary>", ""]
         for title, rows in more:
             lines += [f"**{title}**", "", *_table(rows), ""]
@@ -55,7 +45,7 @@ def _table(rows: list[Row]) -> list[str]:
 
 
 def escape(text: str) -> str:
-    """Nothing in a name can become markup, a link, a mention or a new cell."""
+    """Escape text, so that a name cannot become markup, a link, a mention or a new cell."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = re.sub(r"([\\`*_\[\]|~#!])", r"\\\1", text)
     text = re.sub(r"@(?=\w)", "@\u200b", text)
@@ -65,4 +55,4 @@ def escape(text: str) -> str:
 def _fitting(text: str) -> str:
     if len(text) <= MOST_CHARACTERS:
         return text
-    return text[:MOST_CHARACTERS].rpartition("\n")[0] + "\n\n(cut to fit a comment)\n"
+    return text[:MOST_CHARACTERS].rpartition("\n")[0] + "\n\n(shortened to fit into a comment)\n"

@@ -1,30 +1,15 @@
-"""The table of a comparison as cells of text, shared by the text and the markdown."""
+"""The headline and the table rows of a comparison, shared by the text and the markdown."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-from traceml.schema import fmt_change
-from traceml.schema.comparison import SAME, Change, Comparison
+from traceml.schema import fmt
+from traceml.schema.comparison import INCONCLUSIVE, NO_CHANGE, SAME, UNCLEAR, Change, Comparison, Shift
 
-ALWAYS: Final = (
-    "step_ms",
-    "input_ms",
-    "compute_ms",
-    "wait_ms",
-    "wait_share",
-    "system.gpu_util_percent",
-)
-GROUPS: Final = (
-    ("Phases", ("h2d_ms", "forward_ms", "backward_ms", "sync_ms", "optimizer_ms", "validation_ms")),
-    ("Throughput", ("samples_per_s", "tokens_per_s", "samples_per_step", "tokens_per_step")),
-    ("Memory", ("step_memory.",)),
-    ("System", ("system.",)),
-    ("Process", ("process.",)),
-    ("Run", ("duration_s",)),
-)
-ALSO_PHASES: Final = ("checkpoint_ms", "gc_ms", "user.")
+ALWAYS: Final = ("step_ms", "input_ms", "compute_ms", "wait_ms", "wait_share", "system.gpu_util_percent")
+THROUGHPUT: Final = ("samples_per_s", "tokens_per_s", "samples_per_step", "tokens_per_step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,38 +22,45 @@ class Row:
     change: str
 
 
+def headline(found: Comparison) -> str:
+    """The verdict, and both diagnoses if the diagnosis changed."""
+    shift = found.diagnosis["primary"]
+    if found.verdict in (NO_CHANGE, INCONCLUSIVE) or shift.change == UNCLEAR or shift.a == shift.b:
+        return found.verdict
+    return f"{found.verdict}  from {shift.a} to {shift.b}"
+
+
 def lead_rows(found: Comparison) -> list[Row]:
     """The rows that every comparison begins with."""
+    rows = [_row(found.metrics[key]) for key in ALWAYS if key in found.metrics]
     primary, memory = found.diagnosis["primary"], found.diagnosis["step_memory"]
-    rows = [Row("Primary diagnosis", primary.a or "n/a", primary.b or "n/a", primary.change)]
-    rows += [_row(found.metrics[key]) for key in ALWAYS if key in found.metrics]
-    rows.append(Row("Step memory", memory.a or "n/a", memory.b or "n/a", memory.change))
-    return rows
+    return [_shift("Primary diagnosis", primary), *rows, _shift("Step memory", memory)]
 
 
 def more_rows(found: Comparison) -> list[tuple[str, list[Row]]]:
-    """Phase splits, throughput, memory, system, process: where they say something."""
-    groups = []
-    for title, keys in GROUPS:
-        wanted = (*keys, *ALSO_PHASES) if title == "Phases" else keys
-        rows = [
-            _row(change)
-            for key, change in found.metrics.items()
-            if key not in ALWAYS and key.startswith(wanted) and change.notable
-        ]
-        section = {"System": "system", "Process": "process"}.get(title)
-        shift = found.diagnosis.get(section) if section else None
+    """The other rows that are worth showing, in groups with a title."""
+    groups: dict[str, list[Row]] = {}
+    for name in ("system", "process"):
+        shift = found.diagnosis.get(name)
         if shift is not None and shift.change != SAME and shift.a != shift.b:
-            rows.insert(0, Row("Diagnosis", shift.a or "n/a", shift.b or "n/a", shift.change))
-        if rows:
-            groups.append((title, rows))
-    return groups
+            groups[name.title()] = [_shift("Diagnosis", shift)]
+    for key, change in found.metrics.items():
+        if key not in ALWAYS and change.notable:
+            groups.setdefault(_group(key, change), []).append(_row(change))
+    order = ("Phases", "Throughput", "Memory", "System", "Process", "Run")
+    return [(title, groups[title]) for title in order if title in groups]
+
+
+def _group(key: str, change: Change) -> str:
+    if change.section == "step_time":
+        return "Throughput" if key in THROUGHPUT else "Phases"
+    return {"step_memory": "Memory"}.get(change.section, change.section.title())
+
+
+def _shift(label: str, shift: Shift) -> Row:
+    return Row(label, shift.a or fmt.MISSING, shift.b or fmt.MISSING, shift.change)
 
 
 def _row(change: Change) -> Row:
-    return Row(
-        change.label,
-        fmt_change.value(change.unit, change.a),
-        fmt_change.value(change.unit, change.b),
-        fmt_change.change(change.unit, change.delta, change.delta_share),
-    )
+    a, b = fmt.in_unit(change.unit, change.a), fmt.in_unit(change.unit, change.b)
+    return Row(change.label, a, b, fmt.change(change.unit, change.delta, change.delta_share))

@@ -1,155 +1,213 @@
-"""Reads recordings as NumPy views: no parsing, no copy, any kill point leaves a readable prefix."""
+"""Reads a recording by copying published rows out of it; any kill point leaves a readable prefix.
+
+Rows are never mapped: the monitor may free the space of old rows at any moment (rollup.py), and thousands of
+files would need thousands of mappings.
+"""
 
 from __future__ import annotations
 
-import json
-import mmap
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from traceml.errors import TraceMLError
-from traceml.recording import format as fmt
+from traceml.recording import layout
 
-_COLUMNS_MARK = b', "columns": '
-_NUMPY_CODES = {"q": "<i8", "d": "<f8", "I": "<u4"}
+READ_FLAGS: Final = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+NEARLY: Final = 2
+"""Ranks that are in step rarely differ by more rows than this."""
+MOST_ROW_BYTES: Final = 4096
+"""A header that claims larger rows is damaged or hostile."""
+_COLUMNS_MARK: Final = b', "columns": '
+_NUMPY_CODES: Final = {"q": "<i8", "d": "<f8", "I": "<u4"}
+
+Rows = NDArray[np.void]
 
 
 class UnreadableRecording(TraceMLError):
-    """Not a recording, of a newer format, or never finished its header."""
+    """Not a recording, of another format version, or its header was never finished."""
+
+
+class Live(NamedTuple):
+    """What a process reports about itself between two rows."""
+
+    phase: int = 0
+    state: int = layout.STATE_RUNNING
+    failed_step: int = 0
+    failed_in: int = 0  # the slot of the phase that an exception left in that step
+
+    @classmethod
+    def parse(cls, data: bytes) -> Live:
+        """From the bytes of the live area."""
+        if len(data) < layout.LIVE_BYTES:
+            return cls()
+        failure = layout.FAILURE.unpack_from(data, layout.LIVE_FAILED - layout.LIVE_OFFSET)
+        return cls(data[0], data[1], *failure)
 
 
 class RecordingReader:
-    """One recording file; `rows()` gives everything published so far.
+    """One recording file. Its first `rolled_up` rows may be gone: they are neither read nor returned."""
 
-    The first `rolled_up` rows may be gone from the file (collect/rollup.py): they are neither read nor given.
-    """
-
-    def __init__(self, path: Path, rolled_up: int = 0) -> None:
-        self.path = path
-        self._first = self._known = rolled_up
-        with path.open("rb") as file:
-            self.header, self.row_size = parse_header(path, file.read(fmt.HEADER_SIZE))
-        self.dtype = row_dtype(path, self.header, self.row_size)
+    def __init__(self, path: str | Path, rolled_up: int = 0) -> None:
+        self._name = str(path)  # a string, because `Path` objects are slow for thousands of files
+        self.count = rolled_up
+        """Rows published up to the last look, rolled-up ones included."""
+        self._rolled_up = rolled_up
+        with self._opened() as fd:
+            self.header, self.dtype = parse_header(path, bytes_at(fd, layout.HEADER_SIZE, 0))
+        self.row_size = self.dtype.itemsize
 
     @property
-    def count(self) -> int:
-        """Rows published up to the last look, rolled-up ones included."""
-        return self._known
+    def path(self) -> Path:
+        """Where it is."""
+        return Path(self._name)
 
-    def rows(self) -> NDArray[np.void]:
-        """The published rows, as a structured array over the mapped file."""
-        size = os.path.getsize(self.path)
-        capacity = (size - fmt.HEADER_SIZE) // self.row_size
-        if capacity <= self._first:
-            return np.zeros(0, dtype=self.dtype)
-        with self.path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        every = np.frombuffer(mapped, self.dtype, count=capacity, offset=fmt.HEADER_SIZE)
-        # Published rows are a prefix: look only at what came since the last call.
-        sequence = every["sequence"][self._known :]
-        expected = np.arange(self._known + 1, capacity + 1)
-        missing = np.flatnonzero(sequence != expected)
-        self._known = self._known + int(missing[0]) if len(missing) else capacity
-        return every[self._first : self._known]
+    def look(self) -> int:
+        """How many rows are published by now."""
+        with self._opened() as fd:
+            self.count = self._published(fd, self._room_for(fd), self.count)
+        return self.count
 
-    def live(self) -> tuple[int, int]:
-        """(current phase, writer's state) as the process last wrote them."""
-        with self.path.open("rb") as file:
-            file.seek(fmt.LIVE_PHASE)
-            data = file.read(2)
-        return (data[0], data[1]) if len(data) == 2 else (0, 0)
+    def rows(self, begin: int | None = None, most: int | None = None) -> Rows:
+        """The published rows from this one on, at most `most` of them."""
+        first = self._rolled_up if begin is None else begin
+        with self._opened() as fd:
+            self.count = self._published(fd, self._room_for(fd), self.count)
+            wanted = max(self.count - first, 0)
+            return self._copied(fd, first, wanted if most is None else min(wanted, most))
 
-    def failed_in(self) -> int | None:
-        """The phase that an exception left in the step after the last row: its slot."""
-        with self.path.open("rb") as file:
-            file.seek(fmt.LIVE_FAILED)
-            data = file.read(fmt.FAILURE.size)
-        step, slot = fmt.FAILURE.unpack(data) if len(data) == fmt.FAILURE.size else (0, 0)
-        rows = self.rows()
-        done = int(rows["step"][-1]) if len(rows) else 0
-        return int(slot) if step == done + 1 else None
+    def live(self) -> Live:
+        """What the process reports about itself."""
+        with self._opened() as fd:
+            return Live.parse(bytes_at(fd, layout.LIVE_BYTES, layout.LIVE_OFFSET))
 
     def user_names(self, slots: int) -> list[str | None]:
         """Names of the user columns, None where unused."""
-        with self.path.open("rb") as file:
-            file.seek(fmt.LIVE_NAMES)
-            return names_of(file.read(slots * fmt.NAME_BYTES), slots)
+        with self._opened() as fd:
+            return names_of(bytes_at(fd, slots * layout.NAME_BYTES, layout.LIVE_NAMES), slots)
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        fd = os.open(self._name, READ_FLAGS)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _room_for(self, fd: int) -> int:
+        """How many rows the file has room for; the last of them may not be published yet."""
+        return (os.fstat(fd).st_size - layout.HEADER_SIZE) // self.row_size
+
+    def _published(self, fd: int, high: int, likely: int) -> int:
+        """How many rows are published, at most `high`; found by bisection around `likely`.
+
+        Published rows are a prefix, unless old ones have just been rolled up; then the rows that are read do
+        not have the expected numbers. Rows that are counted first and read afterwards are never torn.
+        """
+        low = self.count
+        tries = [likely + NEARLY, likely - NEARLY, likely, likely - 1]  # from the last to the first
+        while low < high:
+            at = tries.pop() if tries else (low + high) // 2
+            if not low <= at < high:
+                continue
+            if is_published(fd, at, self.row_size):
+                low = at + 1
+            else:
+                high = at
+        return low
+
+    def _copied(self, fd: int, first: int, count: int) -> Rows:
+        """These rows, up to the first that is missing or has another number than expected."""
+        data = bytes_at(fd, count * self.row_size, layout.HEADER_SIZE + first * self.row_size)
+        rows: Rows = np.frombuffer(data, self.dtype, len(data) // self.row_size)
+        return rows[: leading(rows["sequence"], first + 1)]
 
 
+def is_published(fd: int, index: int, row_size: int) -> bool:
+    """Whether the row at this index has its sequence number."""
+    size = layout.SEQUENCE.size
+    place = layout.HEADER_SIZE + (index + 1) * row_size - size
+    return bytes_at(fd, size, place) == layout.SEQUENCE.pack(index + 1)
+
+
+def leading(sequence: NDArray[np.int64], first: int) -> int:
+    """How many leading rows are numbered `first`, `first` + 1, ..."""
+    if len(sequence) <= 64:  # a loop is faster
+        count = 0
+        for number in sequence.tolist():
+            if number != first + count:
+                break
+            count += 1
+        return count
+    right = sequence == np.arange(first, first + len(sequence))
+    return len(sequence) if right.all() else int(right.argmin())
+
+
+def bytes_at(fd: int, size: int, offset: int) -> bytes:
+    """Up to `size` bytes from this place of a file."""
+    if hasattr(os, "pread"):
+        return os.pread(fd, size, offset)
+    os.lseek(fd, offset, os.SEEK_SET)
+    return os.read(fd, size)
+
+
+@lru_cache(maxsize=256)
 def names_of(data: bytes, slots: int) -> list[str | None]:
-    """User names from the bytes of the live area that hold them."""
-    cut = [data[i * fmt.NAME_BYTES : (i + 1) * fmt.NAME_BYTES] for i in range(slots)]
+    """User names from the bytes of the live area that hold them; the same list for the same bytes."""
+    cut = [data[i * layout.NAME_BYTES : (i + 1) * layout.NAME_BYTES] for i in range(slots)]
     return [c.split(b"\0")[0].decode(errors="replace") or None for c in cut]
 
 
-def parse_header(path: str | Path, head: bytes) -> tuple[dict[str, Any], int]:
-    """(what the header says, bytes a row) from the first `HEADER_SIZE` bytes; `path` is for errors only."""
-    if len(head) < fmt.HEADER_SIZE:
+def parse_header(path: str | Path, head: bytes) -> tuple[dict[str, Any], np.dtype[np.void]]:
+    """(the header's JSON, the dtype of a row) from the first 8 KiB of a file; `path` is for errors only."""
+    if len(head) < layout.HEADER_SIZE:
         raise UnreadableRecording(f"{path}: too short to be a recording")
-    magic, version, header_size, row_size, length, check = fmt.PREFIX.unpack_from(head)
-    if magic != fmt.MAGIC:
+    magic, version, header_size, row_size, length, check = layout.PREFIX.unpack_from(head)
+    if magic != layout.MAGIC:
         raise UnreadableRecording(f"{path}: not a TraceML recording")
-    if version != fmt.VERSION or header_size != fmt.HEADER_SIZE:
-        raise UnreadableRecording(f"{path}: format version {version}, this TraceML reads {fmt.VERSION}")
-    if not 16 <= row_size <= 4096 or length > fmt.LIVE_OFFSET - fmt.PREFIX.size:
-        raise UnreadableRecording(f"{path}: damaged header")
-    text = head[fmt.PREFIX.size : fmt.PREFIX.size + length]
-    if check != fmt.checksum(row_size, text):
+    if version != layout.VERSION or header_size != layout.HEADER_SIZE:
+        raise UnreadableRecording(f"{path}: format version {version}, this TraceML reads {layout.VERSION}")
+    text = head[layout.PREFIX.size : min(layout.PREFIX.size + length, layout.LIVE_OFFSET)]
+    if check != layout.checksum(row_size, text):
         raise UnreadableRecording(f"{path}: damaged header")
     try:
         header = _load(text)
-    except ValueError as problem:
+        return header, row_dtype(header["columns"], row_size)
+    except (msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError) as problem:
         raise UnreadableRecording(f"{path}: damaged header") from problem
-    if not isinstance(header, dict):
-        raise UnreadableRecording(f"{path}: damaged header")
-    return header, row_size
 
 
-def _load(text: bytes) -> Any:
+def _load(text: bytes) -> dict[str, Any]:
     """The header's JSON. The columns come last and are the same in thousands of files: parsed once."""
     before, mark, columns = text.rpartition(_COLUMNS_MARK)
     if mark and columns.endswith(b"}"):
-        try:
-            return {**msgspec.json.decode(before + b"}"), "columns": _load_columns(columns[:-1])}
-        except (msgspec.MsgspecError, ValueError, TypeError):
-            pass  # not as our writer makes it
-    return json.loads(text)
+        return {**msgspec.json.decode(before + b"}"), "columns": _load_columns(columns[:-1])}
+    header: dict[str, Any] = msgspec.json.decode(text)
+    return {**header, "columns": _load_columns(msgspec.json.encode(header["columns"]))}
 
 
 @lru_cache(maxsize=64)
-def _load_columns(text: bytes) -> tuple[tuple[Any, ...], ...]:
-    return tuple([tuple(pair) for pair in json.loads(text)])
-
-
-def row_dtype(path: str | Path, header: dict[str, Any], row_size: int) -> np.dtype[np.void]:
-    """How a row of this recording lies in memory; `path` is for the error only."""
-    try:
-        columns = header["columns"]
-        shared = columns if isinstance(columns, tuple) else tuple([tuple(pair) for pair in columns])
-        return _dtype(shared, row_size)
-    except (KeyError, TypeError, ValueError) as problem:
-        raise UnreadableRecording(f"{path}: damaged column list") from problem
+def _load_columns(text: bytes) -> layout.Columns:
+    return msgspec.json.decode(text, type=layout.Columns)
 
 
 @lru_cache(maxsize=64)
-def _dtype(columns: tuple[tuple[Any, ...], ...], row_size: int) -> np.dtype[np.void]:
-    """Shared by all files of a kind: thousands of ranks have the same columns."""
-    names, formats, offsets, at = [], [], [], 0
-    for name, code in columns:
-        kind = np.dtype(_NUMPY_CODES[code])
-        names.append(name)
-        formats.append(kind)
-        offsets.append(at)
-        at += kind.itemsize
-    names.append("sequence")
-    formats.append(np.dtype("<i8"))
-    offsets.append(row_size - 8)
-    if at > row_size - 8 or len(set(names)) != len(names):
+def row_dtype(columns: layout.Columns, row_size: int) -> np.dtype[np.void]:
+    """How a row lies in memory; one object for all files of a kind."""
+    formats = [np.dtype(_NUMPY_CODES[code]) for _, code in columns]
+    names = [*(name for name, _ in columns), "sequence"]
+    offsets = [sum(kind.itemsize for kind in formats[:at]) for at in range(len(formats) + 1)]
+    last = row_size - layout.SEQUENCE.size
+    fits = offsets[-1] <= last < MOST_ROW_BYTES and row_size % layout.SEQUENCE.size == 0
+    if not fits or len(set(names)) != len(names):
         raise ValueError("columns do not fit")
+    offsets[-1] = last
+    formats.append(np.dtype("<i8"))
     return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": row_size})

@@ -1,23 +1,26 @@
 """Appends rows through `mmap`. Standard library only: this runs inside the training process.
 
-Blocks are reserved before they are mapped, because writing to an unreserved page of a full disk would
-kill the process with SIGBUS. When that fails the writer stops, says so once, and training goes on.
+Disk space is reserved before it is mapped, because writing to an unreserved page of a full disk would kill
+the process with SIGBUS. If space cannot be reserved, the writer stops and training goes on.
 """
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
-from typing import Any
+import sys
+from typing import Any, Final
 
-from traceml.recording import format as fmt
+from traceml.recording import layout
 
 CHUNK_BYTES = 256 * 1024
+"""A writer reserves this much at a time, rounded down to whole rows."""
+FIRST_CHUNK_BYTES = 16 * 1024
+"""The first time only this much: many short processes must not fill the disk."""
 
 
 def reserve(fd: int, offset: int, length: int) -> None:
-    """Make sure that these bytes exist on disk; raises OSError when they cannot."""
+    """Make sure that these bytes exist on disk; raises OSError if they cannot."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, offset, length)
         return
@@ -25,52 +28,65 @@ def reserve(fd: int, offset: int, length: int) -> None:
     os.write(fd, bytes(length))
 
 
+def write_all(fd: int, data: bytes | bytearray, offset: int) -> None:
+    """All of it at this place, or OSError."""
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, offset)
+        view, offset = view[done:], offset + done
+
+
+def write_rows(fd: int, data: bytes, offset: int, row_size: int, durable: bool = False) -> None:
+    """Append whole rows to a file that nobody has mapped: bodies first, then the sequence numbers.
+
+    A reader sees a prefix of complete rows at every moment. With `durable` each half reaches the disk
+    before the next.
+    """
+    bodies = bytearray(data)
+    for end in range(row_size, len(data) + 1, row_size):
+        bodies[end - layout.SEQUENCE.size : end] = bytes(layout.SEQUENCE.size)
+    for half in (bodies, data):
+        write_all(fd, half, offset)
+        if durable:
+            os.fdatasync(fd)
+
+
+_NO_DESCRIPTOR: Final[dict[str, Any]] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+
+
 class RecordingWriter:
     """One file of rows with fixed columns."""
 
-    __slots__ = (
-        "_body",
-        "_fd",
-        "_header",
-        "_next_chunk",
-        "_sequence_at",
-        "count",
-        "end",
-        "failed",
-        "map",
-        "offset",
-        "path",
-        "row_size",
-    )
-
-    def __init__(self, path: str, columns: tuple[tuple[str, str], ...], header: dict[str, Any]) -> None:
+    def __init__(self, path: str, columns: layout.Columns, header: dict[str, Any]) -> None:
         self.path = path
         self.count = 0
         self.failed = False
-        self._body = fmt.row_struct(columns)
-        self.row_size = fmt.padded_row_size(self._body.size)
-        self._sequence_at = self.row_size - fmt.SEQUENCE.size
-        self._next_chunk = fmt.HEADER_SIZE
+        self._body = layout.row_struct(columns)
+        self.row_size = layout.padded_row_size(self._body.size)
+        self._next_chunk = layout.HEADER_SIZE
         self.offset = self.end = 0
-        text = json.dumps({**header, "columns": [list(c) for c in columns]}).encode()
-        if len(text) > fmt.LIVE_OFFSET - fmt.PREFIX.size:
-            raise ValueError(f"recording header of {len(text)} bytes does not fit")
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
-        self._fd = os.open(path, flags, 0o644)
-        reserve(self._fd, 0, fmt.HEADER_SIZE)
-        self._header = mmap.mmap(self._fd, fmt.HEADER_SIZE)
-        self.map = self._header
-        self._header[fmt.PREFIX.size : fmt.PREFIX.size + len(text)] = text
+        head = layout.header_bytes(columns, header)
+        # The header stays mapped for the bytes of the live area.
+        self.live = self._reserved(0, 0, layout.HEADER_SIZE, os.O_CREAT | os.O_EXCL)
         # The magic goes last: a header without it was never finished and is not read.
-        sizes = (fmt.HEADER_SIZE, self.row_size, len(text), fmt.checksum(self.row_size, text))
-        fmt.PREFIX.pack_into(self._header, 0, b"", fmt.VERSION, *sizes)
-        self._header[0 : len(fmt.MAGIC)] = fmt.MAGIC
+        size = len(layout.MAGIC)
+        self.live[size:] = head[size:]
+        self.live[:size] = head[:size]
         self.grow()
 
-    @property
-    def live(self) -> mmap.mmap:
-        """The header's mapping, for the bytes of the live area."""
-        return self._header
+    def _reserved(self, page: int, begin: int, end: int, flags: int = 0) -> mmap.mmap:
+        """Reserve `begin` to `end` of the file, map it from `page` on.
+
+        No descriptor is kept: the script may close it, and its number may then be a file of the script's.
+        (Before Python 3.13 a mapping keeps one of its own, which is closed together with the mapping.)
+        """
+        # The user's umask applies.
+        fd = os.open(self.path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | flags, 0o666)
+        try:
+            reserve(fd, begin, end - begin)
+            return mmap.mmap(fd, end - page, offset=page, **_NO_DESCRIPTOR)
+        finally:
+            os.close(fd)
 
     def append(self, *values: float) -> None:
         """Publish one row."""
@@ -78,41 +94,39 @@ class RecordingWriter:
 
     def append_packed(self, body: bytes) -> None:
         """Publish one row that is packed already: body first, sequence number last."""
-        offset = self.offset
-        if offset == self.end:
-            if self.failed or not self.grow():
+        if self.offset == self.end:
+            if self.failed:
                 return
-            offset = self.offset
+            self.grow()
+        offset = self.offset
         self.map[offset : offset + len(body)] = body
         self.count += 1
-        fmt.SEQUENCE.pack_into(self.map, offset + self._sequence_at, self.count)
         self.offset = offset + self.row_size
+        layout.SEQUENCE.pack_into(self.map, self.offset - layout.SEQUENCE.size, self.count)
 
     def set_name(self, slot: int, name: str) -> None:
         """Name a user column; shown by readers, cut to what fits."""
-        data = name.encode()[: fmt.NAME_BYTES - 1].decode(errors="ignore").encode()
-        start = fmt.LIVE_NAMES + slot * fmt.NAME_BYTES
-        self._header[start : start + fmt.NAME_BYTES] = data.ljust(fmt.NAME_BYTES, b"\0")
+        data = name.encode()[: layout.NAME_BYTES - 1].decode(errors="ignore").encode()
+        start = layout.LIVE_NAMES + slot * layout.NAME_BYTES
+        self.live[start : start + layout.NAME_BYTES] = data.ljust(layout.NAME_BYTES, b"\0")
 
-    def set_state(self, state: int) -> None:
-        """Say how the writer ended."""
-        self._header[fmt.LIVE_STATE] = state
-
-    def close(self, state: int = fmt.STATE_CLOSED) -> None:
+    def close(self, state: int = layout.STATE_CLOSED) -> None:
         """Mark the end. The mappings go with the process: others may still hold views."""
         if not self.failed:
-            self.set_state(state)
+            self.live[layout.LIVE_STATE] = state
 
-    def grow(self) -> bool:
-        """Reserve and map the next chunk; False (once, with the state set) when the disk is full."""
+    def grow(self) -> None:
+        """Reserve and map the next chunk; raises OSError and marks the rest as lost when the disk is full."""
+        begin = self._next_chunk
+        size = CHUNK_BYTES if begin > layout.HEADER_SIZE else FIRST_CHUNK_BYTES
+        end = begin + size // self.row_size * self.row_size
+        # A mapping starts at a page. A chunk that starts within one shares that page with the chunk before.
+        page = begin - begin % mmap.ALLOCATIONGRANULARITY
         try:
-            reserve(self._fd, self._next_chunk, CHUNK_BYTES)
-            chunk = mmap.mmap(self._fd, CHUNK_BYTES, offset=self._next_chunk)
+            self.map = self._reserved(page, begin, end)
         except OSError:
             self.failed = True
-            self.set_state(fmt.STATE_LOST)
+            self.live[layout.LIVE_STATE] = layout.STATE_LOST
             raise
-        self.map = chunk
-        self.offset, self.end = 0, CHUNK_BYTES
-        self._next_chunk += CHUNK_BYTES
-        return True
+        self.offset, self.end = begin - page, end - page
+        self._next_chunk = end

@@ -1,1 +1,1 @@
-"""The nouns that every stage shares. Standard library only."""
+"""The data types that all stages share. Standard library only."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 USER_SLOTS: Final = 7
-"""How many differently named `traceml.phase(...)` a rank can record; later names share the last slot."""
+"""How many different `traceml.phase(...)` names a rank can record; further names share the last slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,7 @@ RECORDED_SLOTS: Final = FIRST_WAIT + len(WAIT_PLACES)
 """Slots of the phase switch that a step row holds: phases, user phases, wait places."""
 
 FLAG_INPUT_INFERRED: Final = 1 << 16
+FLAG_STEP_INFERRED: Final = 1 << 17
 FLAG_RSS: Final = 1 << 19
 FLAG_DEVICE_MEMORY: Final = 1 << 20
 """Bits 0..15 of a row's `flags` say which phases were measured; these say the rest."""
@@ -154,42 +155,36 @@ class Metric:
 STEP_TIME_METRICS: Final[tuple[Metric, ...]] = (
     Metric("step_ms", "Step", "ms", "step_time", "end of the previous step to the end of this one"),
     *(Metric(f"{p.key}_ms", p.label, "ms", "step_time", p.help) for p in PHASES),
-    Metric("wait_ms", "Wait*", "ms", "step_time", "the rest: step minus every phase"),
+    Metric("wait_ms", "Wait*", "ms", "step_time", "the rest: step time minus all phases"),
     Metric("compute_ms", "Compute", "ms", "step_time", "forward + backward + optimizer"),
-    Metric("gc_ms", "GC", "ms", "step_time", "Python garbage collection, inside other phases"),
+    Metric("gc_ms", "GC", "ms", "step_time", "Python garbage collection; part of other phases"),
     Metric("samples_per_s", "Samples/s", "per_s", "step_time", "samples per second of step time"),
     Metric("tokens_per_s", "Tokens/s", "per_s", "step_time", "tokens per second of step time"),
 )
 STEP_MEMORY_METRICS: Final[tuple[Metric, ...]] = (
-    Metric("peak_allocated_bytes", "Peak allocated", "bytes", "step_memory", "device memory in use"),
-    Metric("peak_reserved_bytes", "Peak reserved", "bytes", "step_memory", "device memory held"),
+    Metric("peak_allocated_bytes", "Peak allocated", "bytes", "step_memory", "highest device memory in use"),
+    Metric("peak_reserved_bytes", "Peak reserved", "bytes", "step_memory", "highest device memory held"),
     Metric("rss_bytes", "RSS", "bytes", "step_memory", "resident memory of the process"),
 )
 SYSTEM_METRICS: Final[tuple[Metric, ...]] = (
     Metric("cpu_percent", "CPU", "percent", "system", "share of all cores in use"),
     Metric("ram_bytes", "RAM", "bytes", "system", "memory in use"),
-    Metric("ram_percent", "RAM share", "percent", "system", "memory in use, of all"),
-    Metric("cpu_throttled_percent", "Throttled", "percent", "system", "time the CPU quota stopped us"),
-    Metric("gpu_util_percent", "GPU util", "percent", "system", "mean over the job's GPUs"),
-    Metric("gpu_util_spread_percent", "GPU spread", "percent", "system", "busiest minus idlest GPU"),
-    Metric("gpu_mem_bytes", "GPU mem", "bytes", "system", "fullest of the job's GPUs"),
-    Metric("gpu_mem_percent", "GPU mem share", "percent", "system", "fullest of the job's GPUs"),
-    Metric("gpu_temp_c", "GPU temp", "c", "system", "hottest of the job's GPUs"),
-    Metric("gpu_power_w", "GPU power", "w", "system", "sum over the job's GPUs"),
-    Metric("gpu_power_percent", "GPU power share", "percent", "system", "worst GPU, of its limit"),
+    Metric("ram_percent", "RAM share", "percent", "system", "share of all memory in use"),
+    Metric("cpu_throttled_percent", "Throttled", "percent", "system", "time lost to the CPU quota"),
+    Metric("gpu_util_percent", "GPU util", "percent", "system", "mean of the job's GPUs"),
+    Metric("gpu_util_spread_percent", "GPU spread", "percent", "system", "busiest minus least busy GPU"),
+    Metric("gpu_mem_bytes", "GPU mem", "bytes", "system", "memory in use on the fullest GPU"),
+    Metric("gpu_mem_percent", "GPU mem share", "percent", "system", "share of memory in use, fullest GPU"),
+    Metric("gpu_temp_c", "GPU temp", "c", "system", "temperature of the hottest GPU"),
+    Metric("gpu_power_w", "GPU power", "w", "system", "power of the job's GPUs together"),
+    Metric("gpu_power_percent", "GPU power share", "percent", "system", "share of the power limit"),
 )
 PROCESS_METRICS: Final[tuple[Metric, ...]] = (
-    Metric("cpu_percent", "CPU", "percent", "process", "100 % is one core; loader workers included"),
+    Metric("cpu_percent", "CPU", "percent", "process", "100 % is one core; includes loader workers"),
     Metric("rss_bytes", "RSS", "bytes", "process", "resident memory of the rank"),
-    Metric("gpu_mem_used_bytes", "GPU used", "bytes", "process", "device memory of the process"),
-    Metric(
-        "cpu_delay_percent",
-        "CPU delay",
-        "percent",
-        "process",
-        "threads ready but without a core, also for want of the host's",
-    ),
-    Metric("gpu_mem_reserved_bytes", "GPU reserved", "bytes", "process", "held by the allocator"),
+    Metric("gpu_mem_used_bytes", "GPU used", "bytes", "process", "device memory in use"),
+    Metric("cpu_delay_percent", "CPU delay", "percent", "process", "time ready to run without a core"),
+    Metric("gpu_mem_reserved_bytes", "GPU reserved", "bytes", "process", "device memory held"),
 )
 METRICS: Final = STEP_TIME_METRICS + STEP_MEMORY_METRICS + SYSTEM_METRICS + PROCESS_METRICS
 

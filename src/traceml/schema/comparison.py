@@ -1,7 +1,6 @@
-"""The result of `traceml compare`: the only thing that its presenters read, and its JSON file.
+"""The result of `traceml compare`: its JSON file, and the only thing that its presenters read.
 
-Times in ms, memory in bytes, shares 0..1. Delta is always B - A. What could not be compared is
-None.
+Times in ms, memory in bytes, shares 0..1. A delta is always B - A. What could not be compared is None.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ BETTER, WORSE, SAME, CHANGED, UNCLEAR = "improved", "worsened", "same", "changed
 
 @dataclass(frozen=True, slots=True)
 class RunRef:
-    """One run of a side: what it is called and where its summary was read from."""
+    """One run of a side: its name, and the file that its summary was read from."""
 
     name: str
     path: str = ""
@@ -35,7 +34,7 @@ class RunRef:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A or B: one run, or several of the same thing."""
+    """A or B: one run, or several runs of the same thing."""
 
     name: str
     runs: list[RunRef]
@@ -43,20 +42,20 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """How much the typical step changed and how sure that is."""
+    """How much the typical step changed, and how certain that is."""
 
-    basis: str  # step | sample | token: the time per which of these
+    basis: str  # step | sample | token: what the time is per
     a_ms: float | None = None
     b_ms: float | None = None
     delta_share: float | None = None
-    low_share: float | None = None  # None: the files hold nothing to make an interval from
+    low_share: float | None = None  # None: the files have no block means
     high_share: float | None = None
     confidence: float | None = None
     noise_floor_share: float | None = None
     run_noise_share: float | None = None
     a_blocks: int = 0
     b_blocks: int = 0
-    contention_share: float = 0.0  # of the machine, used by others while it was full
+    contention_share: float = 0.0  # of a full machine, used by other processes
     change: str = UNCLEAR
 
 
@@ -71,9 +70,7 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One number before and after. `delta_share` is None where a ratio says nothing (shares,
-    percentages).
-    """
+    """One number before and after. `delta_share` is None for shares and percentages."""
 
     label: str
     section: str
@@ -82,14 +79,12 @@ class Change:
     b: float | None
     delta: float | None
     delta_share: float | None
-    notable: bool = True  # False: it says nothing in a short report
+    notable: bool = True  # False: a short report leaves it out
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """How much of the change of the step one phase accounts for; `rank` when one rank's phases
-    are meant.
-    """
+    """How much of the step's change one phase accounts for: on all ranks, or on one `rank`."""
 
     phase: str
     label: str
@@ -100,7 +95,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Mover:
-    """A rank, or all ranks of a node, whose own work moved apart from the others'."""
+    """A rank, or all ranks of a node, whose own work changed differently from the others' work."""
 
     ranks: list[int]
     node: int | None
@@ -114,12 +109,12 @@ class Mover:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Something that is not the same in A and B, so that the comparison is not like with like."""
+    """Something that is not the same in A and B, apart from the numbers."""
 
     what: str
     a: str
     b: str
-    matters: bool  # False: good to know; True: it alone can move the step time
+    matters: bool  # True: it can change the step time; False: context
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +135,3 @@ class Comparison:
     moved: list[Mover] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-
-    @property
-    def diagnosis_moved(self) -> bool:
-        """Whether the headline should say from which diagnosis to which."""
-        shift = self.diagnosis["primary"]
-        told = self.verdict in (IMPROVEMENT, REGRESSION, MIXED) and shift.change != UNCLEAR
-        return told and shift.a != shift.b

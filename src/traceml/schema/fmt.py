@@ -1,4 +1,4 @@
-"""Numbers as people read them. The only place where a share becomes a percentage."""
+"""Numbers and changes as text. The only place where a share becomes a percentage."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def share(value: float | None) -> str:
 
 
 def skew(value: float | None) -> str:
-    """How far above the median; beyond ten times the number says no more."""
+    """How far above the median; a larger value than ten times is not spelled out."""
     return "> 999 %" if value is not None and value >= 9.995 else share(value)
 
 
 def percent(value: float | None) -> str:
-    """What is a percentage by nature."""
+    """A value that is a percentage already."""
     return MISSING if value is None else f"{value:.1f} %"
 
 
@@ -52,7 +52,7 @@ def count(value: float | None) -> str:
 
 
 def plain(value: int | None) -> str:
-    """A number that names something, a step for example: no separators."""
+    """A number that names something, such as a step: no separators."""
     return MISSING if value is None else f"{value}"
 
 
@@ -61,23 +61,19 @@ def rank(value: int | None) -> str:
     return "" if value is None else f"r{value}"
 
 
-def rate(value: float | None) -> str:
-    """Something a second."""
+def rate(value: float | None, noun: str = "") -> str:
+    """Something per second. Without a noun, the label next to it says what and "per second"."""
     if value is None:
         return MISSING
-    return f"{value:,.0f}/s" if value >= 100 else f"{value:.1f}/s"
+    return (f"{value:,.0f}" if value >= 100 else f"{value:.1f}") + (f" {noun}/s" if noun else "")
 
 
 def seconds(value: float | None) -> str:
     """A duration given in seconds."""
     if value is None:
         return MISSING
-    return ms(value * 1000) if value < 1 else _clock(value)
-
-
-def _clock(value: float) -> str:
     if value < 60:
-        return f"{value:.1f} s"
+        return ms(value * 1000) if value < 1 else f"{value:.1f} s"
     minutes, rest = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
@@ -97,4 +93,49 @@ BY_UNIT = {
     "w": lambda v: MISSING if v is None else f"{v:.0f} W",
     "count": count,
 }
-"""How a metric's unit is shown."""
+"""How a value is shown, by the unit of its metric."""
+
+
+# ---- changes: always with a sign; changes of percentages in percentage points --------------------
+
+
+def signed(text: str) -> str:
+    """A formatted number with its sign in front."""
+    return text if text.startswith("-") else f"+{text}"
+
+
+def ms_change(value: float) -> str:
+    """A change of a duration."""
+    return signed(ms(value))
+
+
+def share_change(value: float) -> str:
+    """A relative change."""
+    return signed(share(value))
+
+
+def whole_percent(value: float) -> str:
+    """A share without decimals, for sentences."""
+    return f"{100 * value:.0f} %"
+
+
+def in_unit(unit: str, value: float | None) -> str:
+    """A value in a unit of the catalogue, or a share, or seconds."""
+    if value is None:
+        return MISSING
+    if unit == "share":
+        return share(value)
+    if unit == "s":
+        return f"{value:.1f} s" if abs(value) < 60 else seconds(value)
+    return BY_UNIT[unit](value)
+
+
+def change(unit: str, delta: float | None, delta_share: float | None) -> str:
+    """A delta in its unit, with the relative change if there is one."""
+    if delta is None:
+        return MISSING
+    if unit in ("share", "percent"):
+        points = 100 * delta if unit == "share" else delta
+        return f"{signed(f'{points:.1f}')} pp"
+    text = ("-" if delta < 0 else "+") + in_unit(unit, abs(delta))
+    return f"{text} ({share_change(delta_share)})" if delta_share is not None else text

@@ -3,11 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from traceml.schema.summary import Environment, Identity, Overhead
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEvent:
+    """One line of an event file of a rank or a monitor. Times in ns. Most fields belong to certain kinds."""
+
+    kind: str
+    step: int | None = None
+    time_ns: int = 0  # on the monotonic clock of its machine
+    duration_ns: int = 0
+    message: str | None = None  # error
+    during: str | None = None  # error: the phase that the exception left
+    workers: int | None = None  # epoch_start
+    parameters: int | None = None  # model
+    rank: int = -1  # if a monitor saw it: about this rank
+    pid: int | None = None
+    wall_ns: int = 0
+    phase: str | None = None
+    failed_in: str | None = None
+    closed: bool | None = None
+    exact: bool = False  # the kernel reported when the process ended
+    together: bool = True
+    oom_kills: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,27 +45,27 @@ class RankRecording:
     user_names: list[str | None] = field(default_factory=list)
     live_phase: int = 0
     lost_rows: bool = False
-    events: list[dict[str, Any]] = field(default_factory=list)
-    node: int = 0  # whose gauges cover it
+    events: list[RecordedEvent] = field(default_factory=list)
+    node: int = 0  # the node that it runs on
     earlier: np.void | None = None
-    """One block (catalog.STEP_BLOCK) of all steps before `rows`, when those are not in `rows`."""
+    """One block (catalog.STEP_BLOCK) of all steps before `rows`, if there are any."""
     head: NDArray[np.void] | None = None
-    """Then: step, begin_ns and end_ns of the first steps, which `earlier` holds as well."""
-    identity: dict[str, Any] = field(init=False)
+    """With `earlier`: step, begin_ns and end_ns of the first steps of the run."""
+    identity: Identity = Identity()  # noqa: RUF009 - frozen
+    """Read from the header if it is not given."""
     rank: int = field(init=False)
     pid: int = field(init=False)
 
     def __post_init__(self) -> None:
-        # Plain fields, because thousands of ranks are asked for them a dozen times a tick.
-        found = self.header.get("identity")
-        identity = found if isinstance(found, dict) else {}
-        object.__setattr__(self, "identity", identity)
-        object.__setattr__(self, "rank", int(identity.get("rank", 0)))
-        object.__setattr__(self, "pid", int(identity.get("pid", 0)))
+        # Plain fields, because each look at a run reads them a dozen times for each of thousands of ranks.
+        if self.identity.rank is None:
+            object.__setattr__(self, "identity", identity_of(self.header))
+        object.__setattr__(self, "rank", self.identity.rank or 0)
+        object.__setattr__(self, "pid", self.identity.pid or 0)
 
     @property
     def begin_ns(self) -> int | None:
-        """When its first step began, on its machine's clock."""
+        """When its first step began, on the clock of its machine."""
         if self.earlier is not None:
             return int(self.earlier["begin_ns"])
         return int(self.rows["begin_ns"][0]) if len(self.rows) else None
@@ -51,6 +76,24 @@ class RankRecording:
         if len(self.rows):
             return int(self.rows["end_ns"][-1])
         return int(self.earlier["end_ns"]) if self.earlier is not None else None
+
+
+MOST_RANKS: Final = 1_000_000
+ONE_PROCESS: Final = {"rank": 0, "local_rank": 0, "node_rank": 0, "world_size": 1, "pid": 0}
+
+
+def identity_of(header: dict[str, Any]) -> Identity:
+    """Which process wrote the recording. A missing or wrong field reads as in a run with one process."""
+    found = header.get("identity")
+    given = found if isinstance(found, dict) else {}
+    if isinstance(size := given.get("world_size"), int) and size > MOST_RANKS:
+        given = {
+            **given,
+            "world_size": 1,
+        }  # nobody trains on so many: a variable of another meaning, or a lie
+    numbers = {k: v if isinstance(v := given.get(k), int) else usual for k, usual in ONE_PROCESS.items()}
+    host = given.get("host")
+    return Identity(**numbers, host=host if isinstance(host, str) else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +113,7 @@ class RunRecording:
     process_rows: NDArray[np.void] | None = None
     seen: frozenset[str] = frozenset()
     problems: list[str] = field(default_factory=list)
-    monitor_events: list[dict[str, Any]] = field(default_factory=list)
+    monitor_events: list[RecordedEvent] = field(default_factory=list)
     other_nodes: dict[int, NodeGauges] = field(default_factory=dict)
 
     def gauges(self, node: int) -> NodeGauges:
@@ -78,3 +121,23 @@ class RunRecording:
         if node == 0:
             return NodeGauges(self.system_rows, self.process_rows)
         return self.other_nodes.get(node, NodeGauges())
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What is known about a run from outside, from the monitor or (for `traceml view`) the manifest."""
+
+    name: str
+    status: str = "running"
+    exit_code: int | None = None
+    reason: str | None = None
+    started_at: str | None = None
+    ended_at: str | None = None
+    begin_ns: int | None = None  # on the monotonic clock that the ranks use
+    end_ns: int | None = None
+    command: list[str] = field(default_factory=list)
+    mode: str = "summary"
+    environment: Environment = field(default_factory=Environment)
+    monitor: Overhead = field(default_factory=Overhead)
+    cores: int = 1
+    notes: list[str] = field(default_factory=list)  # what went wrong outside the training

@@ -1,4 +1,4 @@
-"""Which task of a Slurm job this process belongs to, by its environment."""
+"""Which task of a Slurm job this process is, from its environment."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 FIRST_SPECIAL_STEP: Final = 0xFFFF_FF00
-"""Slurm numbers a job's batch script and the like from here on."""
+"""Slurm gives the batch script and other special steps of a job numbers from here on."""
 
 
 class Task(NamedTuple):
@@ -19,9 +19,9 @@ class Task(NamedTuple):
 
 
 def find_task(environment: Mapping[str, str]) -> Task | None:
-    """A batch script has most of these variables too, but only `srun` starts tasks."""
-    told = [environment.get(f"SLURM_{k}", "") for k in ("NTASKS", "PROCID", "STEP_ID", "JOB_ID")]
-    if not all(text.isdigit() for text in told):
+    """The task, or None. A batch script has most of these variables too, but only `srun` starts tasks."""
+    texts = [environment.get(f"SLURM_{k}", "") for k in ("NTASKS", "PROCID", "STEP_ID", "JOB_ID")]
+    if not all(text.isascii() and text.isdigit() for text in texts):
         return None
-    found = Task(*map(int, told))
+    found = Task(*map(int, texts))
     return found if found.task < found.tasks and found.step < FIRST_SPECIAL_STEP else None

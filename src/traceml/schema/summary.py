@@ -1,45 +1,41 @@
-"""The one object that everything shown is made from. Missing is None; ms, bytes, shares of 0..1."""
+"""The Summary: every view is made from it. Times in ms, memory in bytes, shares 0..1, missing is None."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
+
+from traceml.schema.catalog import METRICS, Metric
 
 SCHEMA: Final = "traceml.summary/1"
 INFO, WARN, CRIT = "info", "warn", "crit"
 
+EvidenceValue = bool | int | float | str | list[str] | None
+Column = list[int | float | None]
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that a rule has to say."""
-
-    kind: str
-    status: str
-    severity: str
-    summary: str
-    action: str
-    score: float = 0.0
-    phase: str | None = None
-    ranks: list[int] = field(default_factory=list)
-    evidence: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Primary:
-    """The answer to "why is it slow or unstable", and what it would bring to mend it."""
+    """The result of one rule."""
 
     kind: str = "NO_DATA"
     status: str = "NO DATA"
     severity: str = INFO
-    section: str = "step_time"
     summary: str = ""
     action: str = ""
     score: float = 0.0
     phase: str | None = None
     ranks: list[int] = field(default_factory=list)
+    evidence: dict[str, EvidenceValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Primary(Finding):
+    """Why the run is slow or unstable, and what fixing that would gain."""
+
+    section: str = "step_time"
     potential_speedup: float | None = None
     potential_how: str | None = None
-    evidence: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +48,7 @@ class RankValue:
 
 @dataclass(frozen=True, slots=True)
 class MetricStat:
-    """A metric over ranks: average, the median rank's value, the worst rank's, the spread over steps."""
+    """A metric: average over ranks, the median rank, the worst rank, and the spread over steps."""
 
     average: float | None = None
     median: RankValue = field(default_factory=RankValue)
@@ -64,31 +60,103 @@ class MetricStat:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """One rank's (or node's) own numbers."""
+class Identity:
+    """Which process it is, or in the system section which machine."""
 
-    identity: dict[str, Any] = field(default_factory=dict)
+    rank: int | None = None
+    local_rank: int | None = None
+    node_rank: int | None = None
+    world_size: int | None = None
+    host: str | None = None
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """The numbers of one rank, or of one node."""
+
+    identity: Identity = field(default_factory=Identity)
     metrics: dict[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SectionWindow:
+    """What a section is based on: steps, or samples of gauges."""
+
+    start_step: int | None = None
+    end_step: int | None = None
+    num_steps: int | None = None
+    earlier_steps: int | None = None  # before start_step; only in the totals of the run
+    warmup_steps: int | None = None
+    first_step_ms: float | None = None
+    clock: str | None = None  # host | device
+    ranks: list[int] = field(default_factory=list)
+    input_inferred: bool | None = None
+    loader_workers: int | None = None
+    memory: str | None = None  # device | rss
+    capacity_bytes: float | None = None
+    head_tail_delta_bytes: float | None = None
+    samples: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
     """One part of the result: step time, step memory, system or process."""
 
-    diagnosis: Finding
-    issues: list[Finding]
-    window: dict[str, Any] = field(default_factory=dict)
+    diagnosis: Finding = field(default_factory=Finding)
+    issues: list[Finding] = field(default_factory=list)
+    window: SectionWindow = field(default_factory=SectionWindow)
     metrics: dict[str, MetricStat] = field(default_factory=dict)
     ranks: dict[str, Member] = field(default_factory=dict)
     nodes: dict[str, Member] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
+class EndedFirst:
+    """The first rank that ended when a run did not end normally."""
+
+    rank: int
+    step: int | None = None
+    phase: str | None = None
+    together: bool = False  # several ended at the same moment; which was first is unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An earlier start of the same ranks, before a launcher restarted them."""
+
+    steps: int = 0
+    ended_first: EndedFirst | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Which ranks recorded steps, which are in the numbers, which are missing."""
+
+    seen: list[int] = field(default_factory=list)
+    used: list[int] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
+    ended_first: EndedFirst | None = None
+    earlier_attempts: list[Attempt] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCounts:
+    """Completed steps of the run."""
+
+    total: int | None = None
+    analyzed: int | None = None
+    warmup: int | None = None
+    first_step_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
-    """What ran, how it ended, how its time adds up."""
+    """What ran, how it ended, and where its time went."""
 
     name: str = ""
-    status: str = "running"
+    status: str = "unknown"
     exit_code: int | None = None
     reason: str | None = None
     started_at: str | None = None
@@ -97,30 +165,118 @@ class Run:
     command: list[str] = field(default_factory=list)
     nodes: int = 1
     world_size: int = 1
-    ranks: dict[str, Any] = field(default_factory=dict)
-    steps: dict[str, Any] = field(default_factory=dict)
+    ranks: Ranks = field(default_factory=Ranks)
+    steps: StepCounts = field(default_factory=StepCounts)
     mode: str = "summary"
     accounting: dict[str, float | None] = field(default_factory=dict)
     totals: dict[str, float | None] = field(default_factory=dict)
-    """Of the same rank as `accounting`: seconds in each phase over the whole run, warm-up included."""
+    """Seconds in each phase over the whole run, with warm-up, of the same rank as `accounting`."""
     notes: list[str] = field(default_factory=list)
+    recorded_steps: int | None = None
+    """Steps of all recordings together that this was made from; `view` looks whether there are more now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Columns for charts. Each part has its axis: `steps` or `seconds`."""
+
+    step_time: dict[str, Column] = field(default_factory=dict)
+    step_memory: dict[str, Column] = field(default_factory=dict)
+    system: dict[str, Column] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Means over consecutive blocks of steps, for statistics on autocorrelated steps."""
+
+    steps_per_block: int = 0
+    start_steps: list[int] = field(default_factory=list)
+    metrics: dict[str, list[float | None]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something notable. The fields below `duration_ms` belong to certain kinds."""
+
+    kind: str
+    rank: int | None = None
+    step: int | None = None
+    time_s: float | None = None  # since the run began; None if it happened on another machine
+    duration_ms: float = 0.0
+    message: str | None = None
+    during: str | None = None
+    phase: str | None = None
+    workers: int | None = None
+    parameters: int | None = None
+    together: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The machine, the software, and what was trained."""
+
+    host: str | None = None
+    os: str | None = None
+    cpu_count: int | None = None
+    git_commit: str | None = None
+    git_dirty: bool | None = None
+    python: str | None = None
+    torch: str | None = None
+    torch_threads: int | None = None
+    packages: dict[str, str] = field(default_factory=dict)
+    device: str | None = None
+    device_name: str | None = None
+    device_memory_bytes: float | None = None
+    batch_size: int | None = None
+    micro_batches: int | None = None
+    model_parameters: int | None = None
+    world_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """What TraceML itself cost on the training thread and in the monitor."""
+
+    us_per_step: float | None = None
+    share: float | None = None
+    how: str | None = None
+    monitor_cpu_s: float | None = None
+    monitor_rss_bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
     """final_summary.json."""
 
-    run: Run
-    primary_diagnosis: Primary
-    step_time: Section
-    step_memory: Section
-    system: Section
-    process: Section
+    run: Run = field(default_factory=Run)
+    primary_diagnosis: Primary = field(default_factory=Primary)
+    step_time: Section = field(default_factory=Section)
+    step_memory: Section = field(default_factory=Section)
+    system: Section = field(default_factory=Section)
+    process: Section = field(default_factory=Section)
     schema: str = SCHEMA
     final: bool = True
-    series: dict[str, Any] = field(default_factory=dict)
-    blocks: dict[str, Any] = field(default_factory=dict)
-    events: list[dict[str, Any]] = field(default_factory=list)
-    environment: dict[str, Any] = field(default_factory=dict)
-    overhead: dict[str, Any] = field(default_factory=dict)
-    catalog: list[dict[str, str]] = field(default_factory=list)
+    series: Series = field(default_factory=Series)
+    blocks: Blocks = field(default_factory=Blocks)
+    events: list[Event] = field(default_factory=list)
+    environment: Environment = field(default_factory=Environment)
+    overhead: Overhead = field(default_factory=Overhead)
+    catalog: list[Metric] = field(default_factory=lambda: list(METRICS))
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """One line of `traceml runs`, from the summary of a run or, if there is none, from its manifest."""
+
+    name: str
+    path: str
+    started_at: str | None = None
+    status: str | None = None
+    exit_code: int | None = None
+    verdict: str | None = None
+    severity: str | None = None
+    step_ms: float | None = None
+    steps: int | None = None
+    world_size: int | None = None
+    duration_s: float | None = None
+    problem: str | None = None

@@ -7,6 +7,7 @@ from naps import nap
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 sample_ms, forward_ms, eval_ms = (float(v) for v in sys.argv[1:4])
+steps = int(sys.argv[4])
 
 
 class Data(torch.utils.data.Dataset):
@@ -39,7 +40,7 @@ arguments = TrainingArguments(
     per_device_train_batch_size=4,
     per_device_eval_batch_size=4,
     gradient_accumulation_steps=2,
-    max_steps=41,
+    max_steps=steps,
     eval_strategy="steps",
     eval_steps=10,
     save_strategy="steps",

@@ -8,6 +8,7 @@ from naps import nap
 from torch import nn
 
 sample_ms, forward_ms, eval_ms = (float(v) for v in sys.argv[1:4])
+steps = int(sys.argv[4])
 
 
 class Data(torch.utils.data.Dataset):
@@ -63,6 +64,6 @@ trainer = lightning.Trainer(
 loader = torch.utils.data.DataLoader
 trainer.fit(
     Module(),
-    loader(Data(328, sample_ms, "input"), batch_size=4),
+    loader(Data(8 * steps, sample_ms, "input"), batch_size=4),
     loader(Data(8, eval_ms, "validation"), batch_size=4),
 )

@@ -17,19 +17,20 @@ parser.add_argument("--batch", type=int, default=16)
 parser.add_argument("--width", type=int, default=512)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--iterable", action="store_true")
-parser.add_argument("--batch-sleep", type=float, default=0.0, help="ms a batch in the dataset")
+parser.add_argument("--batch-sleep", type=float, default=0.0, help="ms per batch in the dataset")
 parser.add_argument("--forward-sleep", type=float, default=0.0)
 parser.add_argument("--backward-sleep", type=float, default=0.0)
 parser.add_argument("--optimizer-sleep", type=float, default=0.0)
 parser.add_argument("--step-sleep", type=float, default=0.0, help="ms after the optimizer step")
 parser.add_argument("--loss-sleep", type=float, default=0.0, help="ms between forward and backward")
-parser.add_argument("--log-lines", type=int, default=0, help="lines written and synced to disk a step")
+parser.add_argument("--log-lines", type=int, default=0, help="lines written and synced to disk per step")
 parser.add_argument("--checkpoint", action="store_true")
 parser.add_argument("--validate-every", type=int, default=0)
 parser.add_argument("--validate-ms", type=float, default=0.0)
 parser.add_argument("--jitter-every", type=int, default=0)
 parser.add_argument("--jitter-ms", type=float, default=0.0)
-parser.add_argument("--slow-from", type=int, default=0)
+parser.add_argument("--slow-from", type=int, default=0, help="from this step on, a slower forward")
+parser.add_argument("--slow-ms", type=float, default=0.0)
 parser.add_argument("--gc-objects", type=int, default=0)
 parser.add_argument("--leak-kb", type=int, default=0)
 parser.add_argument("--accumulate", type=int, default=1)
@@ -85,6 +86,7 @@ class Model(nn.Module):
     def forward(self, x):
         if not args.compile:
             nap(args.forward_sleep, "forward")
+            nap(args.slow_ms if step >= args.slow_from else 0, "slow")
         x = self.body(x)
         return SlowBackward.apply(x) if args.backward_sleep else x
 
@@ -124,6 +126,7 @@ else:
     loader = DataLoader(source, batch_size=None, num_workers=args.workers)
 log = open("train.log", "w") if args.log_lines else None
 kept, keep_alive = [], []
+step = 0
 if args.gc_objects:
     keep_alive = [[i] for i in range(args.gc_objects)]
 
@@ -160,8 +163,6 @@ for index, (x, y) in enumerate(loader):
     else:
         optimizer.step()
     nap(args.step_sleep, "step")
-    if args.slow_from and step >= args.slow_from:
-        nap(args.jitter_ms, "jitter")
     if args.jitter_every and step % args.jitter_every == args.jitter_every - 1:
         nap(args.jitter_ms, "jitter")
     if log is not None:

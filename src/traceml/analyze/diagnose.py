@@ -1,0 +1,160 @@
+"""Applies every rule to its view: which ones fire or abstain, the default, and the order of precedence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any, Final
+
+from traceml.analyze.rules import change, memory, ranks, system, time
+from traceml.analyze.rules.rule import WARN_SHARE, Rule, View, informational, ordered
+from traceml.analyze.views import GaugeView, MemoryView, RankView, TimeView
+from traceml.analyze.window import H2D, LABELS, SYNC, Window
+from traceml.schema import fmt
+from traceml.schema.summary import CRIT, INFO, Finding, Primary
+
+STEPS_FOR_ANY: Final = 2
+STEPS_FOR_CRITICAL: Final = 20
+TOO_SHORT_SHARE: Final = 0.10
+"""If TraceML's own cost is a larger share of the step than this, the step is too short to judge."""
+
+
+def all_rules() -> dict[str, tuple[Rule[Any], ...]]:
+    """Every diagnosis by section, in the order of the documentation."""
+    return {
+        "step_time": (*time.RULES, *ranks.RULES, *change.RULES),
+        "step_memory": memory.RULES,
+        "system": system.SYSTEM_RULES,
+        "process": system.PROCESS_RULES,
+    }
+
+
+class _Verdicts:
+    """The one rule loop: the findings so far, and the signals that rules lacked."""
+
+    def __init__(self, critical_allowed: bool, measured: Callable[[str], bool] = lambda _key: True) -> None:
+        self.missing: list[str] = []
+        self._found: list[Finding] = []
+        self._critical_allowed = critical_allowed
+        self._measured = measured
+        self._last_resorts: list[tuple[Rule[Any], object]] = []
+
+    def apply(self, rules: Sequence[Rule[View]], view: View) -> None:
+        for rule in rules:
+            if rule.only_if_nothing_else:
+                self._last_resorts.append((rule, view))
+            else:
+                self._apply(rule, view)
+
+    def _apply(self, rule: Rule[View], view: View) -> None:
+        lacking = [key for key in rule.needs if not self._measured(key)]
+        self.missing += [key for key in lacking if key not in self.missing]
+        measured = rule.measure(view) if not lacking else None
+        finding = rule.finding(measured, self._critical_allowed) if measured is not None else None
+        if finding is not None and not rule.is_redundant(finding, self._found):
+            self._found.append(finding)
+
+    def findings(self, default: Finding) -> list[Finding]:
+        """Sorted; never empty."""
+        for rule, view in self._last_resorts:
+            if not self._found and not self.missing:
+                self._apply(rule, view)
+        if self._found or not self.missing:
+            return ordered(self._found) or [default]
+        names = ", ".join(LABELS.get(k, k) for k in self.missing)
+        return [
+            informational(
+                "INCOMPLETE_DATA",
+                f"Nothing stands out, but not everything was recorded: {names}.",
+                "See the notes for the reason; traceml.trace_step(model) around the step helps.",
+                missing=self.missing,
+            )
+        ]
+
+
+def diagnose_time(window: Window) -> list[Finding]:
+    """Sorted findings; never empty."""
+    too_little = _too_little(window)
+    if too_little is not None:
+        return [too_little]
+    view = TimeView(window)
+    verdicts = _Verdicts(window.count >= STEPS_FOR_CRITICAL, window.measured)
+    if window.clock != "device" and window.measured(H2D):
+        verdicts.missing.append(H2D)  # copies are judged on the device clock, which is incomplete
+    verdicts.apply(time.RULES, view)
+    if len(window.ranks) > 1:
+        verdicts.apply(ranks.RULES, RankView(window))
+    elif window.measured(SYNC) and window.median_share(window.of(SYNC)) >= WARN_SHARE:
+        verdicts.missing.append("the other ranks, which this one waits for")
+    verdicts.apply(change.RULES, view)
+    step_ms = view.step_ms
+    return verdicts.findings(
+        informational(
+            "BALANCED",
+            f"No single bottleneck dominates a step of {fmt.ms(step_ms)}.",
+            "Optimize further only if the throughput is too low; compare runs to see what changed.",
+            step_ms=step_ms,
+        )
+    )
+
+
+def _too_little(window: Window) -> Finding | None:
+    """The finding about a window that has too little to judge."""
+    total, count = window.total_steps, window.count
+    if total < STEPS_FOR_ANY or (count < STEPS_FOR_ANY and not window.warmup):
+        done = {0: "No training step was completed", 1: "Only one training step was completed"}
+        why = f"{done.get(total, 'Too few steps were completed')}; at least two are needed."
+        return informational("NO_DATA", why, "Let the run complete a few steps.", steps=total)
+    if count < STEPS_FOR_ANY:
+        why = f"All {total} completed steps look like warm-up (first step {fmt.ms(window.warmup[0])})."
+        return informational("WARMUP", why, "Let the run complete more steps.", steps=total)
+    own_ms, step_ms = window.mean_ms(window.overhead_ns), window.mean_ms(window.step_ns)
+    if own_ms <= TOO_SHORT_SHARE * step_ms:
+        return None
+    why = (
+        f"Steps of {fmt.ms(step_ms)} are too short to judge: {fmt.ms(own_ms)} of that is TraceML's own cost."
+    )
+    action = "Use a larger batch, or diagnose a run with longer steps."
+    return informational("INCOMPLETE_DATA", why, action, own_ms=own_ms, step_ms=step_ms)
+
+
+def diagnose_memory(view: MemoryView | None) -> list[Finding]:
+    """Sorted findings; never empty."""
+    if view is None or len(view.steps) < STEPS_FOR_ANY:
+        why = "Too few completed steps with a memory reading."
+        return [informational("NO_DATA", why, "Let the run complete more steps.")]
+    verdicts = _Verdicts(len(view.steps) >= STEPS_FOR_CRITICAL)
+    verdicts.apply(memory.RULES, view)
+    return verdicts.findings(memory.balanced(view))
+
+
+def diagnose_gauges(view: GaugeView, section: str, calm: str) -> list[Finding]:
+    """Sorted findings; never empty. `calm` is the sentence if nothing stands out."""
+    if not view.samples:
+        return [informational("NO_DATA", "No samples: the run was too short.", "Run longer.")]
+    verdicts = _Verdicts(critical_allowed=True)
+    verdicts.apply(all_rules()[section], view)
+    return verdicts.findings(informational("NORMAL", calm, "Nothing to do."))
+
+
+def choose_primary(
+    step_time: list[Finding], step_memory: list[Finding], system: list[Finding], step_ms: float | None
+) -> Primary:
+    """The first of: a step-time problem, critical memory, idle GPUs that nothing explains, any step-time
+    finding. With it, how much faster a step would be without its cost."""
+    unjudged = step_time[0].kind in ("NO_DATA", "WARMUP")
+    candidates = (
+        ("step_time", [f for f in step_time if f.severity != INFO]),
+        ("step_memory", [f for f in step_memory if f.severity == CRIT]),
+        ("system", [f for f in system if f.kind == "LOW_GPU_UTILIZATION" and not unjudged]),
+        ("step_time", step_time),
+    )
+    section, finding = next((section, found[0]) for section, found in candidates if found)
+    speedup, how = None, None
+    cost = finding.evidence.get("cost_ms")
+    slowest = finding.evidence.get("slowest_step_ms", step_ms)  # all ranks are as slow as the slowest
+    if isinstance(cost, float) and isinstance(slowest, float) and 0 < cost < slowest:
+        speedup = slowest / (slowest - cost)
+        how = f"mean step {fmt.ms(slowest)}, {fmt.ms(slowest - cost)} without these {fmt.ms(cost)}"
+    values = {f.name: getattr(finding, f.name) for f in fields(Finding)}
+    return Primary(**values, section=section, potential_speedup=speedup, potential_how=how)

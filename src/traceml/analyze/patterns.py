@@ -1,0 +1,89 @@
+"""Patterns in step times: a lasting shift, slow steps, and the period at which slow steps occur."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traceml.analyze.window import RARE_SHARE, Floats
+
+SLOW_FACTOR: Final = 1.5
+FEWEST_SLOW: Final = 3
+SHIFT_SHARE: Final = 0.15
+SHIFT_SIDE_STEPS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """Step time rose and stayed up."""
+
+    at: int  # index of the first step after the rise
+    before: float
+    after: float
+
+
+def find_shift(values: Floats) -> Shift | None:
+    """The place where a series rises and stays up, or None. Both sides must be long enough, their medians
+    must differ by 15 %, and they must hardly overlap: nine out of ten blocks before the rise are below the
+    middle of both levels, nine out of ten after it are above, and so are the last ones."""
+    count = len(values)
+    if count < 2 * SHIFT_SIDE_STEPS:
+        return None
+    width = max(1, count // 200)
+    blocks = np.median(values[: count // width * width].reshape(-1, width), axis=1)
+    side = max(SHIFT_SIDE_STEPS // width, 4)
+    if len(blocks) < 2 * side:
+        return None
+    at = _best_split(blocks, side)
+    before, after = blocks[:at], blocks[at:]
+    low, high = float(np.median(before)), float(np.median(after))
+    if low <= 0 or high < low * (1 + SHIFT_SHARE):
+        return None
+    border = (low + high) / 2
+    tail = after[-max(side // 2, 3) :]
+    apart = np.mean(before < border) >= 0.9 and np.mean(after > border) >= 0.9
+    if not apart or np.median(tail) < border:
+        return None
+    return Shift(at=at * width, before=low, after=high)
+
+
+def _best_split(blocks: Floats, side: int) -> int:
+    """The split with the smallest sum of squared deviations, with outliers clipped."""
+    low, high = np.percentile(blocks, [2, 98])
+    clipped = np.clip(blocks, low, high)
+    sums, squares = np.cumsum(clipped), np.cumsum(clipped**2)
+    at = np.arange(side, len(blocks) - side + 1)
+    left = squares[at - 1] - sums[at - 1] ** 2 / at
+    rest = len(blocks) - at
+    right = (squares[-1] - squares[at - 1]) - (sums[-1] - sums[at - 1]) ** 2 / rest
+    return int(at[np.argmin(left + right)])
+
+
+def slow_steps(values: Floats) -> NDArray[np.int64]:
+    """Indices of steps that took 1.5 times the median step; none if they are too few or no minority."""
+    slow = np.flatnonzero(values > SLOW_FACTOR * np.median(values)) if len(values) else np.zeros(0, np.int64)
+    return slow if FEWEST_SLOW <= len(slow) <= RARE_SHARE * len(values) else slow[:0]
+
+
+def dominant_slow_steps(slow: NDArray[np.int64], excess: Floats) -> NDArray[np.int64]:
+    """The slow steps of the size that causes most of the loss; a busy machine adds smaller ones."""
+    largest = np.sort(excess)[::-1]
+    core = int(np.searchsorted(np.cumsum(largest), largest.sum() / 2))
+    found: NDArray[np.int64] = slow[excess >= largest[core] / 2]
+    return found
+
+
+def find_period(indices: NDArray[np.int64]) -> int | None:
+    """The period of these steps, if at least 80 % of the distances between them agree."""
+    if len(indices) < FEWEST_SLOW + 1:
+        return None
+    distances = np.diff(indices)
+    values, counts = np.unique(distances, return_counts=True)
+    period = int(values[np.argmax(counts)])
+    near = np.abs(distances - period) <= max(1, period // 20)
+    if period <= 1 or np.mean(near) < 0.8:
+        return None
+    return int(np.median(distances[near]))

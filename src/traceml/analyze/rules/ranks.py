@@ -1,0 +1,217 @@
+"""Diagnoses that compare ranks: which one holds the others up, in which phase, and what it costs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from traceml.analyze import window as w
+from traceml.analyze.rules.rule import EXPLAINED_SHARE, Measured, Rule, judged_share
+from traceml.analyze.views import MOST_NAMED, Excess, LateRanks, RankView
+from traceml.analyze.window import RankSeries
+from traceml.schema import catalog as c
+from traceml.schema import fmt
+
+NEARLY_EVERY: Final = 0.9
+
+
+def _straggler(view: RankView, series: RankSeries, phase: str, what: str) -> Measured | None:
+    if view.late_ranks is not None:
+        return _several_late(view, view.late_ranks, series, phase, what)
+    found = view.excess(series)
+    if view.coupled and not _is_waited_for(view, found):
+        return None
+    share = found.ns / view.typical_step_ns
+    often = "nearly every step" if found.share >= NEARLY_EVERY else f"{fmt.share(found.share)} of the steps"
+    effect = "the others wait for it" if view.coupled else "the ranks do not wait for each other"
+    return Measured(
+        level=share,
+        score=share,
+        words={"rank": view.name(found.at), "what": what, "often": often, "effect": effect},
+        phase=phase,
+        ranks=(view.window.ranks[found.at],),
+        evidence={
+            "excess_ms": found.ns / 1e6,
+            "rank_ms": found.rank_ns / 1e6,
+            "median_ms": found.others_ns / 1e6,
+            "share": share,
+            "coupled": view.coupled,
+            "rotates": False,
+            "slowest_step_ms": view.slowest_step_ms,
+        },
+        cost_ms=view.saving_ms(found.at),
+    )
+
+
+def _is_waited_for(view: RankView, found: Excess) -> bool:
+    """Whether the other ranks wait for this one, and because of this excess."""
+    if found.at != view.culprit or view.most_are_late:
+        return False
+    whole_ns = view.excess(view.window.own_work, found.at).ns
+    makes_up_elsewhere = whole_ns < 0.5 * found.ns
+    return found.ns >= EXPLAINED_SHARE * whole_ns and not makes_up_elsewhere
+
+
+def _several_late(
+    view: RankView, late: LateRanks, series: RankSeries, phase: str, what: str
+) -> Measured | None:
+    each_ns, whole_ns = view.lateness_ns(late, series), view.lateness_ns(late, view.window.own_work)
+    if (each_ns < EXPLAINED_SHARE * whole_ns).any() or (whole_ns <= 0).any():
+        return None
+    advice = "inspect their input path, their own work and their machines"
+    return Measured(
+        level=late.level,
+        score=late.share,
+        words={"rank": _names(view, late.at), "what": what, "advice": advice},
+        phase=phase,
+        ranks=tuple(view.window.ranks[at] for at in late.at),
+        evidence={
+            "excess_ms": float(each_ns.mean()) / 1e6,
+            "share": late.share,
+            "coupled": True,
+            "rotates": late.rotates,
+            "slowest_step_ms": view.slowest_step_ms,
+        },
+        cost_ms=late.cost_ms,
+        summary=_TAKE_TURNS if late.rotates else _ALWAYS_LATE,
+        action=_EVEN_OUT if late.rotates else None,
+    )
+
+
+_ONE_LATE: Final = (
+    "{rank} spends {rank_ms} on {what}, the median rank {median_ms}: {excess_ms} more ({share} of a step), "
+    "in {often}; {effect}."
+)
+_ALWAYS_LATE: Final = (
+    "{rank} are slow in nearly every step: {excess_ms} behind the others, which wait for them "
+    "({share} of all time), because of {what}."
+)
+_TAKE_TURNS: Final = (
+    "{rank} take turns at being last: in each step one of them is {excess_ms} behind the others, which wait "
+    "for it ({share} of all time), because of {what}."
+)
+_EVEN_OUT: Final = (
+    "Give every rank the same work in each step: batches of equal size and length, even shards. "
+    "Then look for what stops single ranks now and then: storage, garbage collection, other jobs."
+)
+
+
+def _names(view: RankView, at: tuple[int, ...]) -> str:
+    if not at:
+        return "The ranks"
+    names = [view.name(a) for a in at[:MOST_NAMED]]
+    last = f"{len(at) - MOST_NAMED} more" if len(at) > MOST_NAMED else names.pop()
+    return f"{', '.join(names)} and {last}" if names else last
+
+
+def input_straggler(view: RankView) -> Measured | None:
+    """One rank, or a different one in each step, waits longer for its batches, and the others wait for it."""
+    if view.uneven_in_both:
+        return None  # reported as STRAGGLER
+    return _straggler(view, view.window.series(w.INPUT), w.INPUT, "input")
+
+
+def compute_straggler(view: RankView) -> Measured | None:
+    """One rank, or a different one in each step, spends longer on forward, local backward or optimizer."""
+    if view.uneven_in_both:
+        return None  # reported as STRAGGLER
+    phase = view.most_uneven(view.compute_phases, view.compute)
+    return _straggler(view, view.compute, phase, f"compute (mostly {w.LABELS[phase]})")
+
+
+def h2d_straggler(view: RankView) -> Measured | None:
+    """One rank spends longer on copies to its device than the others."""
+    if not view.window.measured(w.H2D):
+        return None
+    return _straggler(view, view.window.series(w.H2D), w.H2D, "copies to the device")
+
+
+def straggler(view: RankView) -> Measured | None:
+    """One rank holds the others up in both input and compute, or in something that no phase explains."""
+    own = view.window.own_work
+    if view.late_ranks is not None:
+        if any(rule(view) is not None for rule in (input_straggler, compute_straggler, h2d_straggler)):
+            return None
+        phase = view.most_uneven((w.INPUT, *w.COMPUTE, *w.OUTSIDE, w.WAIT), own)
+        return _straggler(view, own, phase, f"their own work (mostly {w.LABELS[phase]})")
+    both = view.window.of(w.INPUT) + view.compute.values
+    if view.uneven_in_both:
+        advice = "inspect its input path, its own work and its machine"
+        found = _straggler(view, RankSeries(both), w.INPUT, "input and compute together")
+    else:
+        rest = RankSeries(own.values - both - view.window.of(w.H2D))
+        phase = view.most_uneven((*w.OUTSIDE, *view.window.user_keys, w.WAIT), rest)
+        advice = _OUTSIDE_ADVICE.get(phase, _OUTSIDE_ADVICE[w.WAIT])
+        found = _straggler(view, rest, phase, _outside_words(view, phase, int(np.argmax(rest.rank_means))))
+    if found is not None:
+        found.words["advice"] = advice
+    return found
+
+
+def _outside_words(view: RankView, phase: str, at: int) -> str:
+    """What a rank does outside input and model work."""
+    if phase != w.WAIT:
+        name = w.LABELS.get(phase, f"phase {phase[5:]!r}")
+        return f"work outside the training step (mostly {name})"
+    places = view.window.wait_places
+    others = np.delete(places, at, axis=0).mean(axis=0)
+    place = int(np.argmax((places[at] - others).sum(axis=0)))
+    return f"unattributed work (mostly {c.WAIT_PLACES[place].where})"
+
+
+_OUTSIDE_ADVICE: Final = {
+    w.CHECKPOINT: "save less often, save asynchronously, or share the writing between ranks",
+    w.VALIDATION: "validate less often, or share the batches between ranks",
+    w.WAIT: "look at what only this rank does there: logging, metrics, saving, its machine",
+}
+
+
+def comm_bound(view: RankView) -> Measured | None:
+    """Exchanging gradients takes long even for the rank that arrives last: communication, not waiting."""
+    window = view.window
+    exchange = window.of(w.SYNC).min(axis=0)
+    step_ms = float(np.median(window.net_step_ns.mean(axis=1))) / 1e6
+    cost_ms = float(exchange.mean()) / 1e6
+    share = cost_ms / step_ms
+    typical = float(w.frequent_level(exchange / window.net_step_ns.mean(axis=0)))
+    return Measured(
+        level=judged_share(share, typical) - window.cpu_delay_share,  # a lack of cores, not of bandwidth
+        score=share,
+        phase=w.SYNC,
+        evidence={"share": share, "typical_share": typical, "sync_ms": cost_ms, "step_ms": step_ms},
+        cost_ms=cost_ms,
+    )
+
+
+RULES: Final[tuple[Rule[RankView], ...]] = (
+    Rule(
+        "INPUT_STRAGGLER",
+        input_straggler,
+        _ONE_LATE,
+        "Inspect the input path of {rank}: shard, storage, loader workers.",
+        needs=(w.INPUT,),
+    ),
+    Rule(
+        "COMPUTE_STRAGGLER",
+        compute_straggler,
+        _ONE_LATE,
+        "Compare batch shapes, rank-local work and clocks of {rank} with the others.",
+        needs=w.COMPUTE,
+    ),
+    Rule(
+        "H2D_STRAGGLER",
+        h2d_straggler,
+        _ONE_LATE,
+        "Check pinned memory, the PCIe link and the NUMA placement of {rank}.",
+    ),
+    Rule("STRAGGLER", straggler, _ONE_LATE, "{rank}: {advice}.", needs=(w.INPUT, *w.COMPUTE)),
+    Rule(
+        "COMM_BOUND",
+        comm_bound,
+        "Data exchange between ranks takes {cost_ms} of a {step_ms} step ({share}), even for the last rank.",
+        "Exchange less or overlap it: larger batches, accumulation with no_sync, compression, bucket size.",
+        status="COMM-BOUND",
+        needs=(w.SYNC,),
+    ),
+)

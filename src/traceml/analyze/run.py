@@ -1,0 +1,128 @@
+"""What ran and how it ended: how the run's time adds up, its notes, its events."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Final
+
+from traceml.analyze import endings, totals
+from traceml.analyze.attempts import Attempts
+from traceml.analyze.notes import notes_of
+from traceml.analyze.window import Window
+from traceml.schema.recorded import RankRecording, RecordedEvent, RunFacts, RunRecording
+from traceml.schema.summary import Attempt, Event, Ranks, Run, StepCounts
+
+MOST_EVENTS: Final = 200
+WELL: Final = ("completed", "running")
+LONG_BEFORE_NS: Final = 5_000_000_000
+
+
+def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window: Window) -> Run:
+    """`summary.run`."""
+    ranks = attempts.chosen
+    noticed = recording.monitor_events
+    earlier = [_attempt(before, noticed) for before in attempts.before]
+    expected = max(((r.identity.world_size or 1) for r in ranks.values()), default=1)
+    begin_ns, end_ns = facts.begin_ns, facts.end_ns
+    return Run(
+        name=facts.name,
+        status=facts.status,
+        exit_code=facts.exit_code,
+        reason=_reason(recording, ranks, facts),
+        started_at=facts.started_at,
+        ended_at=facts.ended_at,
+        duration_s=(end_ns - begin_ns) / 1e9 if begin_ns is not None and end_ns is not None else None,
+        command=facts.command,
+        nodes=max(len({r.identity.node_rank for r in ranks.values()}), 1),
+        world_size=expected,
+        ranks=Ranks(
+            seen=sorted(ranks),
+            used=list(window.ranks),
+            lost=sorted(set(range(expected)).difference(window.ranks)),
+            ended_first=endings.ended_first(ranks, noticed) if facts.status not in WELL else None,
+            earlier_attempts=earlier,
+        ),
+        steps=StepCounts(
+            total=window.total_steps,
+            analyzed=window.count,
+            warmup=len(window.warmup),
+            first_step_ms=window.warmup[0] if window.warmup else None,
+        ),
+        mode=facts.mode,
+        accounting=_accounting(attempts, facts),
+        recorded_steps=sum(totals.steps_of(r) for r in recording.ranks),
+        totals=next((totals.run_totals(r) for r in ranks.values() if len(r.rows)), {}),
+        notes=notes_of(recording, facts, attempts, window, earlier),
+    )
+
+
+def _reason(recording: RunRecording, ranks: dict[int, RankRecording], facts: RunFacts) -> str | None:
+    """What the monitor knows, otherwise how the ranks ended; and a rank that was lost long before."""
+    if facts.reason is None:
+        well = facts.exit_code in (0, None) and facts.status in WELL
+        return None if well else endings.describe(ranks, recording.monitor_events)
+    end_ns = facts.end_ns or 0
+    lost = [
+        event
+        for event in recording.monitor_events
+        if event.kind == "rank_ended" and not event.closed
+        if event.rank in ranks and ranks[event.rank].node == 0  # other machines have other clocks
+        if end_ns - (event.time_ns or end_ns) >= LONG_BEFORE_NS
+    ]
+    earlier = endings.describe({e.rank: ranks[e.rank] for e in lost}, lost)
+    return f"{facts.reason}; before that, {earlier}" if earlier else facts.reason
+
+
+def _attempt(ranks: dict[int, RankRecording], noticed: Sequence[RecordedEvent]) -> Attempt:
+    """An earlier attempt: how many steps it completed and why it ended."""
+    steps = max(totals.steps_of(r) for r in ranks.values())
+    if endings.ended_well(ranks, noticed):
+        return Attempt(steps)
+    return Attempt(steps, endings.ended_first(ranks, noticed), endings.describe(ranks, noticed))
+
+
+def _accounting(attempts: Attempts, facts: RunFacts) -> dict[str, float | None]:
+    """How the run's seconds add up on the first rank: startup, attempts, steps, dropped steps, the end."""
+    with_steps = [r for r in attempts.chosen.values() if len(r.rows)]
+    if not with_steps or facts.begin_ns is None or facts.end_ns is None:
+        return {}
+    begin_ns, end_ns = with_steps[0].begin_ns or 0, with_steps[0].end_ns or 0
+    steps_s = totals.step_ns(with_steps[0]) / 1e9
+    before = [
+        r.begin_ns for attempt in attempts.before for r in attempt.values() if r.node == with_steps[0].node
+    ]
+    first_ns = min((at for at in before if at is not None), default=begin_ns)
+    return {
+        "startup_s": (first_ns - facts.begin_ns) / 1e9,
+        **({"earlier_attempts_s": (begin_ns - first_ns) / 1e9} if attempts.before else {}),
+        "steps_s": steps_s,
+        "dropped_steps_s": (end_ns - begin_ns) / 1e9 - steps_s,
+        "after_last_step_s": (facts.end_ns - end_ns) / 1e9,
+    }
+
+
+def events_of(recording: RunRecording, ranks: dict[int, RankRecording], facts: RunFacts) -> list[Event]:
+    """The longest events by time, in the summary's units."""
+    every = [(event, rank) for rank, recorded in ranks.items() for event in recorded.events]
+    every += [(e, e.rank) for e in recording.monitor_events if e.kind == "stall" and e.rank in ranks]
+    longest = heapq.nlargest(MOST_EVENTS, every, key=lambda found: found[0].duration_ns)
+    found = [_event(event, ranks[rank], facts) for event, rank in longest]
+    return sorted(found, key=lambda e: (e.time_s is None, e.time_s or 0.0))
+
+
+def _event(event: RecordedEvent, recorded: RankRecording, facts: RunFacts) -> Event:
+    origin = facts.begin_ns if recorded.node == 0 else None  # other machines have other clocks
+    return Event(
+        kind=event.kind,
+        rank=recorded.rank,
+        step=event.step,
+        time_s=(event.time_ns - origin) / 1e9 if event.time_ns and origin is not None else None,
+        duration_ms=event.duration_ns / 1e6,
+        message=event.message,
+        during=event.during,
+        phase=event.phase,
+        workers=event.workers,
+        parameters=event.parameters,
+        together=event.together if event.kind == "stall" else None,
+    )

@@ -1,0 +1,307 @@
+"""What the rules look at: the typical rank's time, the ranks compared, memory, and the gauges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traceml.analyze import window as w
+from traceml.analyze.patterns import Shift, find_shift
+from traceml.analyze.rules.rule import CRIT_SHARE, EXPLAINED_SHARE, TYPICAL_PART, WARN_SHARE, judged_share
+from traceml.analyze.window import Floats, RankSeries
+
+COUPLED_SPREAD: Final = 0.05
+"""Ranks that wait for each other finish together: their mean step times differ by less than this."""
+KNOWN_SYNC_SHARE: Final = 0.002
+FIXED_SHARE: Final = 0.6
+"""A rank behind this share of all waiting is always the culprit."""
+CERTAIN_ERRORS: Final = 4.0
+"""An excess of fewer standard errors than this may be chance."""
+ALWAYS_LATE_SHARE: Final = 0.75
+"""A rank that is late in this share of the steps is always late; ranks that take turns are not."""
+STEPS_TO_NAME: Final = 40
+"""With fewer steps, which of many ranks take turns is chance."""
+MOST_NAMED: Final = 4
+"""If more ranks than this, or more than half of them, take turns at being last, none is named."""
+
+
+@dataclass(frozen=True)
+class TimeView:
+    """The typical rank's time."""
+
+    window: w.Window
+
+    @cached_property
+    def step_ms(self) -> float:
+        return self.window.mean_ms(self.window.net_step_ns)
+
+    @cached_property
+    def outside_work(self) -> Floats:
+        """Deliberate work that is not part of training itself: validation, checkpoints, user phases."""
+        return self.cost_of(*w.OUTSIDE, *self.window.user_keys)
+
+    def cost_of(self, *keys: str) -> Floats:
+        """What these phases cost each rank: its own time, and waiting for a rank that does more of them."""
+        mine = self.window.of(*keys)
+        if len(self.window.ranks) < 2 or not mine.any():
+            return mine
+        cost: Floats = mine + np.minimum(self.window.of(w.SYNC), mine.max(axis=0) - mine)
+        return cost
+
+    def only_rank_in(self, key: str) -> int | None:
+        """The rank that does nearly all of this phase while the others wait, if there is one."""
+        totals = self.window.of(key).sum(axis=1)
+        at = int(np.argmax(totals))
+        alone = len(totals) > 1 and totals[at] >= EXPLAINED_SHARE * totals.sum() > 0
+        return self.window.ranks[at] if alone else None
+
+    @cached_property
+    def net_wait(self) -> Floats:
+        """Wait without TraceML's own cost, most of which is recorded as wait."""
+        wait: Floats = np.maximum(self.window.of(w.WAIT) - self.window.overhead_ns, 0.0)
+        return wait
+
+    @cached_property
+    def typical_steps(self) -> Floats:
+        """For each step the median rank's time without deliberate outside work."""
+        return w.median_over_ranks(self.window.net_step_ns - self.outside_work)
+
+    @cached_property
+    def shift(self) -> Shift | None:
+        return find_shift(self.typical_steps)
+
+    @cached_property
+    def steps_without_shift(self) -> Floats:
+        """`typical_steps` scaled back after a lasting shift, so that only jitter is left."""
+        if self.shift is None:
+            return self.typical_steps
+        found: Floats = self.typical_steps.copy()
+        found[self.shift.at :] *= self.shift.before / self.shift.after
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """How much more time one rank spends on something than the other ranks typically do."""
+
+    at: int  # index of the rank
+    ns: float
+    rank_ns: float
+    others_ns: float
+    share: float  # of the steps in which the rank is late
+
+
+@dataclass(frozen=True, slots=True)
+class LateRanks:
+    """Several ranks that hold the others up, together or in turns."""
+
+    at: tuple[int, ...]  # indexes of the ranks behind most of the waiting; none if nearly all ranks are
+    rotates: bool  # False: they are late in every step
+    level: float  # share of a typical step, without what ordinary spread or a lack of cores explains
+    share: float  # of all time
+    cost_ms: float
+
+
+@dataclass(frozen=True)
+class RankView:
+    """The ranks compared. Only for two ranks or more."""
+
+    window: w.Window
+
+    @cached_property
+    def typical_step_ns(self) -> float:
+        return float(np.median(RankSeries(self.window.step_ns).rank_means))
+
+    @property
+    def slowest_step_ms(self) -> float:
+        """The mean step of the slowest rank, which the others cannot outrun."""
+        return float(self.window.step_ns.mean(axis=1).max()) / 1e6
+
+    @cached_property
+    def coupled(self) -> bool:
+        """Whether the ranks wait for each other."""
+        means = self.window.step_ns.mean(axis=1)
+        return bool((means.max() - means.min()) < COUPLED_SPREAD * np.median(means))
+
+    @cached_property
+    def sync_is_known(self) -> bool:
+        """Without sync times, waiting is part of backward, and no rank may be blamed for it."""
+        return not self.coupled or self.window.median_share(self.window.of(w.SYNC)) > KNOWN_SYNC_SHARE
+
+    @property
+    def compute_phases(self) -> tuple[str, ...]:
+        return w.COMPUTE if self.sync_is_known else (w.FORWARD, w.OPTIMIZER)
+
+    @cached_property
+    def compute(self) -> RankSeries:
+        if self.sync_is_known and all(self.window.measured(k) for k in w.COMPUTE):
+            return self.window.compute
+        return RankSeries(self.window.of(*self.compute_phases))
+
+    @cached_property
+    def culprit(self) -> int:
+        """The index of the rank with the most own work."""
+        return int(np.argmax(self.window.own_work.rank_means))
+
+    @cached_property
+    def uneven_in_both(self) -> bool:
+        """The culprit waits longer for input and computes longer: neither alone is the cause."""
+        parts = (self.window.series(w.INPUT), self.compute)
+        return all(self.excess(s, self.culprit).ns >= WARN_SHARE * self.typical_step_ns for s in parts)
+
+    @cached_property
+    def most_are_late(self) -> bool:
+        """Most ranks are about as late as the latest: a few are early, and none is to blame."""
+        means = self.window.own_work.rank_means
+        border = means.max() - (1 - EXPLAINED_SHARE) * (means.max() - means.min())
+        return bool(np.sum(means >= border) > len(means) / 2)
+
+    def excess(self, series: RankSeries, at: int | None = None) -> Excess:
+        """The rank `at` (without it, the one that spends most) against the median of the others. Extreme
+        steps do not count, nor do rare late steps: those are jitter."""
+        at = int(np.argmax(series.rank_means)) if at is None else at
+        mine, others = series.values[at], series.medians_without(series.values[at])
+        late = mine - others
+        order = np.argsort(late)
+        cut = int(w.TRIMMED_SHARE * len(late))
+        used = order[cut : len(late) - cut]
+        frequent = float(w.frequent_level(late))
+        if frequent < TYPICAL_PART * late[used].mean():
+            used = order[: int(np.searchsorted(late[order], frequent, side="right"))]
+        rank_ns, others_ns = float(mine[used].mean()), float(others[used].mean())
+        ns = rank_ns - others_ns
+        if len(used) < 2 or ns < CERTAIN_ERRORS * float(late[used].std(ddof=1)) / len(used) ** 0.5:
+            ns = 0.0
+        return Excess(at, ns, rank_ns, others_ns, float(np.mean(late >= ns / 2)))
+
+    @cached_property
+    def late_ranks(self) -> LateRanks | None:
+        """Set if ranks wait for each other, but not always for the same one, and that costs enough. One of
+        several equal ranks is always last, too: so their ordinary spread, i.e. how early the first one is,
+        does not count, and neither does a lack of cores."""
+        if not (self.coupled and self.window.measured(w.SYNC) and self.sync_is_known):
+            return None
+        own = self.window.own_work
+        latest = own.values.max(axis=0)
+        others = own.medians_without(latest)
+        late, early = latest - others, others - own.values.min(axis=0)
+        blamed_ns = np.bincount(self.window.last_rank, weights=late, minlength=len(own.values))
+        blame = blamed_ns / max(float(late.sum()), 1.0)
+        group = self._always_late(blame)
+        if group:
+            return self._late_together(group)
+        return self._late_in_turns(blame, late - early) if blame.max() < FIXED_SHARE else None
+
+    def _always_late(self, blame: Floats) -> tuple[int, ...]:
+        """Two or more ranks that are about equally late, in most steps, and behind most of the waiting."""
+        means = self.window.own_work.rank_means
+        late = means - w.median_low(means)
+        group = np.flatnonzero(late >= EXPLAINED_SHARE * late.max())
+        if not 2 <= len(group) <= len(late) // 2 or blame[group].sum() < EXPLAINED_SHARE:
+            return ()
+        found = tuple(group.tolist())
+        behind = _behind(self.window.own_work, found)
+        mean = behind.mean(axis=1, keepdims=True)
+        always = np.mean(behind >= mean / 2, axis=1) >= ALWAYS_LATE_SHARE
+        return found if always.all() and (mean > 0).all() else ()
+
+    def _late_together(self, group: tuple[int, ...]) -> LateRanks | None:
+        cost_ms = self.saving_ms(*group)
+        share = 1e6 * cost_ms / float(self.window.step_ns.mean())
+        level = share - self.window.cpu_delay_share
+        return LateRanks(group, False, level, share, cost_ms) if level >= WARN_SHARE else None
+
+    def _late_in_turns(self, blame: Floats, lost: Floats) -> LateRanks | None:
+        steps = self.window.step_ns.mean(axis=0)
+        share = float(lost.mean() / steps.mean())
+        level = judged_share(share, float(w.frequent_level(lost / steps)))
+        level -= self.window.cpu_delay_share
+        if level < (WARN_SHARE if len(blame) > 2 else CRIT_SHARE):  # noise of two ranks looks like turns
+            return None
+        worst = np.argsort(-blame)
+        count = int(np.searchsorted(np.cumsum(blame[worst]), EXPLAINED_SHARE)) + 1
+        few = count <= min(MOST_NAMED, len(blame) // 2) and self.window.count >= STEPS_TO_NAME
+        named = tuple(sorted(worst[:count].tolist())) if few else ()
+        return LateRanks(named, True, level, share, float(lost.mean()) / 1e6)
+
+    def lateness_ns(self, late: LateRanks, series: RankSeries) -> Floats:
+        """How much more each late rank spends on this than the others; in turns, the last of each step."""
+        if not late.rotates:
+            return np.asarray(_behind(series, late.at).mean(axis=1))
+        last = series.values[self.window.last_rank, np.arange(self.window.count)]
+        return np.array([np.mean(last - series.medians_without(last))])
+
+    def most_uneven(self, phases: tuple[str, ...], whole: RankSeries) -> str:
+        """The phase in which the rank that spends most on `whole`, or the late ranks, exceed the others."""
+        late, at = self.late_ranks, int(np.argmax(whole.rank_means))
+
+        def excess_ns(key: str) -> float:
+            series = self.window.series(key)
+            return (
+                self.excess(series, at).ns if late is None else float(self.lateness_ns(late, series).mean())
+            )
+
+        return max(phases, key=excess_ns)
+
+    def saving_ms(self, *at: int) -> float:
+        """What a step would save if these ranks were no slower than the slowest of the others."""
+        own = self.window.own_work.values
+        return float(np.mean(own.max(axis=0) - np.delete(own, at, axis=0).max(axis=0))) / 1e6
+
+    def name(self, at: int) -> str:
+        rank, hosts = f"r{self.window.ranks[at]}", self.window.hosts
+        return f"{rank} on {hosts[at]}" if len(set(hosts)) > 1 and hosts[at] else rank
+
+
+def _behind(series: RankSeries, group: tuple[int, ...]) -> Floats:
+    """How much more each of these ranks spends in each step than the median of all others."""
+    others = RankSeries(np.delete(series.values, group, axis=0))
+    found: Floats = series.values[list(group)] - others.medians
+    return found
+
+
+@dataclass(frozen=True)
+class MemoryView:
+    """Peak memory per step: of the device if every rank has it, otherwise of the processes."""
+
+    ranks: tuple[int, ...]
+    steps: NDArray[np.int64]
+    memory: str  # device | rss
+    values: dict[str, Floats]  # by metric, (rank, step); NaN where it was not read
+    capacities: Floats | None = None  # of each rank's device or machine; None unless all are known
+
+    @property
+    def peak(self) -> Floats:
+        return self.values["peak_allocated_bytes" if self.memory == "device" else "rss_bytes"]
+
+    @property
+    def reserved(self) -> Floats:
+        """What is taken from the capacity."""
+        return self.values["peak_reserved_bytes"] if self.memory == "device" else self.peak
+
+    @cached_property
+    def typical_peak(self) -> Floats:
+        """For each step the median over ranks."""
+        return w.median_over_ranks(self.peak)
+
+    @property
+    def noun(self) -> str:
+        return "device memory" if self.memory == "device" else "resident memory of the process"
+
+
+@dataclass(frozen=True, slots=True)
+class GaugeView:
+    """Mean and peak of each gauge while the ranks trained, and what they are compared with."""
+
+    mean: dict[str, float | None]
+    peak: dict[str, float | None]
+    gpu_used_by_rank: dict[int, float] = field(default_factory=dict)
+    cores: int = 1
+    ram_total: float | None = None
+    gpu_capacity: float | None = None
+    on_cpu: bool = True  # the model trains on the CPU
+    samples: int = 0

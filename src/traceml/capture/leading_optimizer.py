@@ -1,0 +1,90 @@
+"""Which optimizer's `step()` ends a training step. No torch: any object can step.
+
+One optimizer: that one. Several in turn (GAN, one for each part of a model): the last of the cycle, so
+that a step is one round of all of them. Until the first cycle is known its row is written early and then
+superseded, because a completed step must be on record the moment it completes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Final
+
+NOTHING: Final = 0
+ENDS_STEP: Final = 1
+EXTENDS_STEP: Final = 2
+_UNSURE_PATIENCE: Final = 16
+
+
+class LeadingOptimizer:
+    """Hears of every optimizer step and every training batch; answers whether the step is over."""
+
+    def __init__(self) -> None:
+        self._cycle: list[int] = []
+        self._leader: int | None = None
+        self._alive: Any = None
+        self._refs: dict[int, Any] = {}
+        self._others = 0
+        self._most_others = 0
+        self._rounds = 0
+        self._newcomer: Any = None  # an optimizer that was not part of the cycle so far, and stepped in it
+        self.undecided = True  # the first cycle of optimizers is still open
+        self.only = 0  # id of the optimizer that has been the only one for a while: no need to ask
+
+    def new_batch(self) -> int:
+        """A batch was fetched: the first cycle, if one is open, is complete.
+
+        ENDS_STEP when a newcomer stepped for the batch before and the leader did not: the newcomer took over.
+        """
+        if self._leader is None and self._cycle:
+            self._lead(self._cycle[-1])
+        newcomer = self._newcomer() if self._newcomer is not None else None
+        if newcomer is None:
+            return NOTHING
+        self._refs[id(newcomer)] = self._newcomer
+        self._lead(id(newcomer))
+        return ENDS_STEP
+
+    def stepped(self, optimizer: object, is_first_for_batch: bool = False) -> int:
+        """`optimizer` finished a step: NOTHING, ENDS_STEP, or EXTENDS_STEP (the last row grows).
+
+        `is_first_for_batch`: the leader has not stepped since the batch was fetched.
+        """
+        key = id(optimizer)
+        if self._leader is None:
+            if key not in self._refs:
+                self._refs[key] = weakref.ref(optimizer)
+                self._cycle.append(key)
+                return ENDS_STEP if len(self._cycle) == 1 else EXTENDS_STEP
+            self._lead(self._cycle[-1])
+        if key == self._leader:
+            self._most_others = max(self._most_others, self._others)
+            self._others = 0
+            self._newcomer = None
+            self._rounds += 1
+            if self._rounds >= 4 and not self._most_others:
+                self.only = key
+            return ENDS_STEP
+        self._others += 1
+        self.only = 0
+        if self._others > self._patience() or self._alive() is None:
+            self._refs[key] = weakref.ref(optimizer)
+            self._lead(key)
+            return ENDS_STEP
+        if is_first_for_batch and not self._most_others:
+            self._newcomer = weakref.ref(optimizer)
+        return NOTHING
+
+    def _patience(self) -> int:
+        """How many foreign steps in a row before the old leader counts as retired."""
+        if self._rounds >= 4:
+            return self._most_others + 1
+        return 2 * self._most_others + _UNSURE_PATIENCE
+
+    def _lead(self, key: int) -> None:
+        self._leader = key
+        self.undecided = False
+        self._alive = self._refs[key]
+        self._refs = {key: self._alive}
+        self._newcomer = None
+        self._others = self._most_others = self._rounds = 0

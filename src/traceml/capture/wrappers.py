@@ -1,0 +1,355 @@
+"""How each kind of call is timed: forward, backward, batches, optimizer steps, exchanges, copies, saves."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from traceml.capture import wrap
+from traceml.capture.session import Session
+from traceml.capture.switch import PASS, PENDING_EVAL, PENDING_FETCH
+from traceml.capture.wrap import ORIGINAL, hide_frame, seam, timed, undo
+from traceml.errors import failsafe
+from traceml.schema import catalog as c
+
+Function = Callable[..., Any]
+Wrap = Callable[[Function, Session], Function]
+
+
+def phase(slot: int) -> Wrap:
+    """A call that is a phase."""
+
+    def wrap_it(original: Function, session: Session) -> Function:
+        return timed(original, session.switch, slot, session.torch.compiler.is_dynamo_compiling)
+
+    return wrap_it
+
+
+def wrap_save(original: Function, session: Session) -> Function:
+    """A checkpoint is a phase and an event."""
+
+    def done(began: int, ended: int) -> None:
+        session.events.add("checkpoint", session.step + 1, began, ended - began)
+
+    is_compiling = session.torch.compiler.is_dynamo_compiling
+    return timed(
+        original, session.switch, c.CHECKPOINT, is_compiling, failsafe("checkpoint event", None)(done)
+    )
+
+
+def wrap_module_call(original: Function, session: Session) -> Function:
+    """`Module.__call__`: the outermost one is the forward pass; inside a phase it costs next to nothing."""
+    switch, grad_enabled = session.switch, session.torch.is_grad_enabled
+    is_compiling = session.torch.compiler.is_dynamo_compiling
+    enter_doubtful = failsafe("forward detection", PASS, session.off)(session.enter_forward)
+    failed = _failed(session)
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(self, *args, **kwargs)
+        before = switch.current
+        try:
+            if switch.attention or not grad_enabled() or not getattr(self, "training", True):
+                outer = enter_doubtful(self, args, kwargs)
+            else:
+                outer = switch.enter_compute(c.FORWARD)
+            result = original(self, *args, **kwargs)
+            if outer != PASS:
+                switch.leave(outer)
+        except BaseException as problem:
+            if any(undo(switch, before, slot) for slot in (c.FORWARD, c.VALIDATION, PENDING_EVAL)):
+                failed(c.FORWARD, problem)
+            hide_frame(problem)
+            raise
+        return result
+
+    return seam(wrap.FORWARD, c.FORWARD, switch, original, __call__, failed, grad_enabled)
+
+
+def tell_compiler(module_class: Any) -> None:
+    """torch.compile keeps a note of the plain `Module.__call__` and looks past exactly that one.
+
+    While ours is in its place the note says ours, so that the compiler looks past it just the same: it
+    neither traces it nor depends on it.
+    """
+    for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
+        module = sys.modules.get(name)
+        if hasattr(module, "unpatched_nn_module_call"):
+            module.unpatched_nn_module_call = module_class.__call__  # type: ignore[union-attr]
+
+
+def wrap_backward(original: Function, session: Session) -> Function:
+    """Where `backward()` and `autograd.grad` run the engine: gradient work, and the sign of training."""
+    switch = session.switch
+    begins = failsafe("start of recording", None, session.off)(session.backward_begins)
+    ended = failsafe("end of a step", None, session.off)(session.backward_ended)
+    failed = _failed(session)
+
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        before = switch.current
+        try:
+            outer = switch.enter_compute(c.BACKWARD)
+            if outer == PASS and session.adopt_thread():
+                outer = switch.enter_compute(c.BACKWARD)
+            if outer == PASS:
+                return original(*args, **kwargs)
+            if switch.attention:
+                begins(_first_tensor(args))
+            result = original(*args, **kwargs)
+            switch.leave(outer)
+        except BaseException as problem:
+            if undo(switch, before, c.BACKWARD) or undo(switch, before, c.SYNC):
+                failed(c.BACKWARD, problem)
+            hide_frame(problem)
+            raise
+        if session.end_after_backward:
+            ended()
+        return result
+
+    return seam(wrap.BACKWARD, c.BACKWARD, switch, original, backward, failed, ended)
+
+
+def _failed(session: Session) -> Callable[[int, BaseException], None]:
+    return failsafe("noting an exception", None)(session.phase_failed)
+
+
+def _first_tensor(args: tuple[Any, ...]) -> Any:
+    tensors = args[0] if args else None
+    return tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
+
+
+def wrap_next(original: Function, session: Session) -> Function:
+    """`__next__` of PyTorch's loader iterators: the training thread waits for a batch."""
+    switch = session.switch
+    begins = failsafe("loader detection", c.INPUT, session.off)(session.fetch_begins)
+    fetched = failsafe("counting the samples of a batch", None)(session.fetched)
+
+    def __next__(self: Any) -> Any:
+        if switch.current < c.FIRST_USER or get_ident() != switch.thread:
+            return original(self)
+        before, role = switch.current, PENDING_FETCH
+        try:
+            role = begins(self)
+            before = switch.current
+            outer = switch.enter(role) if role != c.VALIDATION else switch.enter_validation()
+            batch = original(self)
+            if outer != PASS:
+                switch.leave(outer)
+        except BaseException as problem:
+            undo(switch, before, role)
+            hide_frame(problem)
+            raise
+        if role != c.VALIDATION:
+            fetched(batch)
+        return batch
+
+    return seam(wrap.FETCH, c.INPUT, switch, original, __next__, _failed(session), fetched)
+
+
+def wrap_iter(original: Function, session: Session) -> Function:
+    """`DataLoader.__iter__`: starts the workers, once per epoch. It returns what PyTorch returns."""
+    switch = session.switch
+    starts = failsafe("loader detection", None, session.off)(session.loader_starts)
+
+    @failsafe("loader detection", None, session.off)
+    def started(iterator: Any, began: int, ended: int) -> None:
+        session.inputs.loader_started(iterator, began, ended, session.stepping)
+
+    @functools.wraps(original)
+    def __iter__(self: Any) -> Any:
+        if switch.current < c.FIRST_USER or get_ident() != switch.thread:
+            return original(self)
+        starts()
+        before, slot = switch.current, PENDING_FETCH if session.torch.is_grad_enabled() else c.VALIDATION
+        try:
+            outer = switch.enter_inside(slot) if slot == PENDING_FETCH else switch.enter_validation()
+            began = switch.since
+            iterator = original(self)
+            ended = switch.leave(outer)
+        except BaseException as problem:
+            undo(switch, before, slot)
+            hide_frame(problem)
+            raise
+        if hasattr(iterator, "_num_workers"):  # PyTorch's own; a subclass may return any iterator
+            started(iterator, began, ended)
+        return iterator
+
+    setattr(__iter__, ORIGINAL, original)
+    return __iter__
+
+
+def wrap_optimizer_step(original: Function, session: Session, optimizer_at: int = 0) -> Function:
+    """`step` of an optimizer class, or of a GradScaler (then the optimizer is its argument)."""
+    switch, is_compiling = session.switch, session.torch.compiler.is_dynamo_compiling
+    enter_optimizer, leave_step = switch.enter_optimizer, switch.leave_step
+    stepped = failsafe("end of a step", None, session.off)(session.optimizer_stepped)
+    failed = _failed(session)
+
+    @functools.wraps(original)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(*args, **kwargs)
+        before = switch.current
+        try:
+            outer = enter_optimizer()
+            result = original(*args, **kwargs)
+            if outer == PASS:
+                return result
+            optimizer = args[optimizer_at] if len(args) > optimizer_at else kwargs.get("optimizer")
+            now = leave_step(outer, optimizer)
+        except BaseException as problem:
+            if undo(switch, before, c.OPTIMIZER):
+                failed(c.OPTIMIZER, problem)
+            hide_frame(problem)
+            raise
+        if now:
+            stepped(optimizer, now)
+        return result
+
+    setattr(step, ORIGINAL, original)
+    return step
+
+
+def wrap_scaler_step(original: Function, session: Session) -> Function:
+    """A GradScaler may skip the optimizer's step; the training step is over all the same."""
+    return wrap_optimizer_step(original, session, optimizer_at=1)
+
+
+def wrap_patch_step_function(original: Function, session: Session) -> Function:
+    """Where PyTorch prepares an optimizer class for its first instance: we do the same, once per class."""
+    wrap_class = failsafe("optimizer detection", None, session.off)(wrap_optimizer_class)
+
+    @functools.wraps(original)
+    def _patch_step_function(self: Any) -> None:
+        original(self)
+        wrap_class(type(self), session)
+
+    setattr(_patch_step_function, ORIGINAL, original)
+    return _patch_step_function
+
+
+def wrap_optimizer_class(cls: Any, session: Session) -> None:
+    """Wrap the `step` that this optimizer class has, unless that is done."""
+    step = cls.step
+    if not hasattr(step, ORIGINAL):
+        wrapped = wrap_optimizer_step(step, session)
+        wrapped.hooked = True  # type: ignore[attr-defined]  # PyTorch's own mark: do not wrap it again
+        cls.step = wrapped
+        session.wrapped_optimizers.append((cls, step))
+
+
+def wrap_copy_to_device(original: Function, session: Session) -> Function:
+    """`Tensor.to` and friends: host data going to an accelerator. Parameters and casts pass."""
+    switch, is_compiling = session.switch, session.torch.compiler.is_dynamo_compiling
+    parameter = session.torch.nn.Parameter
+
+    @functools.wraps(original)
+    def copy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if (
+            is_compiling()
+            or session.device is None
+            or get_ident() != switch.thread
+            or switch.current in (c.H2D, c.VALIDATION, c.CHECKPOINT)
+            or isinstance(self, parameter)
+            or not _goes_to_device(self, original.__name__, args, kwargs, session.device.kind)
+        ):
+            return original(self, *args, **kwargs)
+        before = switch.current
+        try:
+            outer = switch.enter_inside(c.H2D)
+            result = original(self, *args, **kwargs)
+            switch.leave(outer)
+        except BaseException as problem:
+            undo(switch, before, c.H2D)
+            hide_frame(problem)
+            raise
+        return result
+
+    setattr(copy, ORIGINAL, original)
+    return copy
+
+
+def _goes_to_device(
+    tensor: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], kind: str
+) -> bool:
+    if method == "copy_":  # the source is the argument
+        source = args[0] if args else kwargs.get("src", kwargs.get("other"))
+        return tensor.device.type == kind and getattr(source, "is_cpu", False)
+    if not tensor.is_cpu:
+        return False
+    if method == kind:  # tensor.cuda()
+        return True
+    target = kwargs.get("device", args[0] if args else None)
+    target = getattr(target, "device", target)  # another tensor
+    target = getattr(target, "type", target)  # a device
+    return isinstance(target, str) and target.split(":")[0] == kind
+
+
+def wrap_ddp_init(original: Function, session: Session) -> Function:
+    """A DDP model exchanges gradients inside backward: find where its own work ends."""
+    watch = failsafe("watching gradients", None)(session.gradients.watch)
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        watch(self)
+
+    setattr(__init__, ORIGINAL, original)
+    return __init__
+
+
+def wrap_exchange(original: Function, session: Session) -> Function:
+    """Waiting for other ranks is `sync` wherever it happens, except in validation and checkpoints."""
+    switch, failed = session.switch, _failed(session)
+
+    def exchange(*args: Any, **kwargs: Any) -> Any:
+        if switch.current in (c.SYNC, c.VALIDATION, c.CHECKPOINT) or get_ident() != switch.thread:
+            return original(*args, **kwargs)
+        before = switch.current
+        try:
+            switch.enter_inside(c.SYNC)
+            result = original(*args, **kwargs)
+            switch.return_to(before)
+        except BaseException as problem:
+            if switch.current == c.SYNC:
+                switch.return_to(before)
+                failed(c.SYNC, problem)
+            hide_frame(problem)
+            raise
+        return result
+
+    return seam(wrap.EXCHANGE, c.SYNC, switch, original, exchange, failed, _nothing)
+
+
+def wrap_compiled_exchange(original: Function, session: Session) -> Function:
+    """An exchange that torch.compile puts into its graphs: the compiler must be able to look through."""
+    waiting, is_compiling = wrap_exchange(original, session), session.torch.compiler.is_dynamo_compiling
+
+    @functools.wraps(original)
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs) if is_compiling() else waiting(*args, **kwargs)
+
+    setattr(wait, ORIGINAL, original)
+    return wait
+
+
+def _nothing() -> None:
+    """An exchange has nothing extra."""
+
+
+def wrap_future_wait(original: Function, session: Session) -> Function:
+    """A future is waited for: that is `sync` in a process that exchanges with others, else what it was."""
+    waiting = wrap_exchange(original, session)
+    distributed = session.torch.distributed
+
+    @functools.wraps(original)
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        if distributed.is_available() and distributed.is_initialized():
+            return waiting(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    setattr(wait, ORIGINAL, original)
+    return wait

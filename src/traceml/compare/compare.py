@@ -1,0 +1,163 @@
+"""Two sides in, one Comparison out. Pure: no file, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from traceml.compare import like
+from traceml.compare import metrics as numbers
+from traceml.compare import verdict as verdicts
+from traceml.compare.side import Runs
+from traceml.schema import comparison as c
+from traceml.schema import fmt
+from traceml.schema.comparison import Cause, Comparison, Interval, Mover, RunRef, Shift, Side
+from traceml.schema.summary import Finding
+
+SECTIONS: Final = ("step_time", "step_memory", "system", "process")
+NEXT: Final = {
+    c.IMPROVEMENT: "Keep B.",
+    c.NO_CHANGE: "Nothing to do.",
+    c.MIXED: "Decide which of the changes matters more to you.",
+}
+STEP_RESULT: Final = {
+    c.WORSE: "is slower",
+    c.BETTER: "is faster",
+    c.SAME: "is the same within the noise",
+    c.UNCLEAR: "may or may not have changed",
+}
+
+
+def compare(a: Runs, b: Runs, a_refs: Sequence[RunRef], b_refs: Sequence[RunRef]) -> Comparison:
+    """A is before, B is after. Every delta is B - A."""
+    metrics = numbers.changes(a, b)
+    moved = numbers.movers(a, b, metrics)
+    alone = moved[0].ranks[0] if len(moved) == 1 and len(moved[0].ranks) == 1 else None
+    causes = numbers.causes(a, b, metrics, alone, like.basis(a, b)[1])
+    diagnosis = _diagnoses(a, b)
+    interval = verdicts.judge_step_time(a, b)
+    memory = verdicts.judge_memory(a, b, metrics, diagnosis["step_memory"])
+    verdict = verdicts.verdict(interval.change, memory)
+    contradiction = _average_against_typical(interval, metrics)
+    explained = [] if contradiction or interval.change == c.SAME else causes
+    why = [_step_sentence(interval)]
+    if interval.change in (c.BETTER, c.WORSE):
+        why += _cause_sentences(explained, interval.basis)
+    if interval.change != c.SAME:
+        why += [_mover_sentence(mover) for mover in moved]
+    if memory in (c.BETTER, c.WORSE, c.CHANGED):
+        why.append(_memory_sentence(metrics, diagnosis["step_memory"]))
+    if verdict == c.INCONCLUSIVE:
+        what_next = verdicts.how_to_settle(a, b, interval)
+    elif verdict == c.REGRESSION:
+        what_next = _look_first(b, causes, diagnosis["primary"])
+    else:
+        what_next = NEXT[verdict]
+    return Comparison(
+        a=Side(_side_name(a_refs), list(a_refs)),
+        b=Side(_side_name(b_refs), list(b_refs)),
+        verdict=verdict,
+        why=" ".join(why),
+        next=what_next,
+        interval=interval,
+        diagnosis=diagnosis,
+        metrics=metrics,
+        memory_change=memory,
+        explained_by=explained,
+        moved=moved if explained else [],
+        differences=like.differences(a, b),
+        warnings=[*like.warnings(a, b), *_no_interval_warning(interval), *contradiction],
+    )
+
+
+def _diagnoses(a: Runs, b: Runs) -> dict[str, Shift]:
+    def of(runs: Runs, section: str) -> list[Finding]:
+        return [getattr(run, section).diagnosis for run in runs]
+
+    primary = verdicts.shift_of([r.primary_diagnosis for r in a], [r.primary_diagnosis for r in b])
+    return {"primary": primary, **{s: verdicts.shift_of(of(a, s), of(b, s)) for s in SECTIONS}}
+
+
+def _look_first(b: Runs, causes: list[Cause], shift: Shift) -> str:
+    slower = next((_who(cause).lower() for cause in causes if cause.share > 0), "memory")
+    action = b[0].primary_diagnosis.action if shift.change in (c.WORSE, c.CHANGED) else ""
+    return f"Look first at {slower}. {action}".strip()
+
+
+def _side_name(refs: Sequence[RunRef]) -> str:
+    return refs[0].name if len(refs) == 1 else f"{refs[0].name} and {len(refs) - 1} more"
+
+
+def _no_interval_warning(interval: Interval) -> list[str]:
+    if interval.delta_share is None or interval.low_share is not None:
+        return []
+    return ["At least one run has no block means, so averages are compared without an interval."]
+
+
+def _average_against_typical(interval: Interval, metrics: dict[str, c.Change]) -> list[str]:
+    """A burst changes the average of a run but not its typical step. Phases then explain neither."""
+    average, typical = metrics["step_ms"].delta_share, interval.delta_share
+    if interval.basis != like.STEP or not average or not typical or average * typical > 0:
+        return []
+    if max(abs(average), abs(typical)) < verdicts.NOISE_FLOOR:
+        return []
+    return [
+        f"The average step changed by {fmt.share_change(average)}, but the typical step by "
+        f"{fmt.share_change(typical)}. One of the runs had slow stretches; see its own summary."
+    ]
+
+
+# ---- sentences -----------------------------------------------------------------------------------
+
+
+def _step_sentence(interval: Interval) -> str:
+    if interval.a_ms is None or interval.b_ms is None or interval.delta_share is None:
+        return "There are no step times to compare."
+    what, times = f"The time per {interval.basis}", ""
+    if interval.basis == like.STEP:
+        what, times = "The typical step", f"{fmt.ms(interval.a_ms)} -> {fmt.ms(interval.b_ms)}, "
+    certainty = "no interval"
+    if interval.low_share is not None and interval.high_share is not None:
+        low, high = fmt.share_change(interval.low_share), fmt.share_change(interval.high_share)
+        certainty = f"{fmt.whole_percent(interval.confidence or 0.0)} interval {low} to {high}"
+    change = fmt.share_change(interval.delta_share)
+    return f"{what} {STEP_RESULT[interval.change]}: {times}{change} ({certainty})."
+
+
+def _cause_sentences(causes: list[Cause], basis: str) -> list[str]:
+    found = []
+    if explaining := [cause for cause in causes if cause.share > 0][:3]:
+        named = [f"{_who_by(cause)} explains {fmt.whole_percent(cause.share)}" for cause in explaining]
+        found.append("; ".join(named) + " of the change.")
+    if opposing := [cause for cause in causes if cause.share < 0][-2:]:
+        found.append(f"Partly offset by {', '.join(map(_who_by, opposing))}.")
+    if found and basis != like.STEP:
+        found.append("(Phases of B are scaled to the work of one step of A.)")
+    return found
+
+
+def _who(cause: Cause) -> str:
+    return cause.label if cause.rank is None else f"{cause.label} on r{cause.rank}"
+
+
+def _who_by(cause: Cause) -> str:
+    return f"{_who(cause)} {fmt.ms_change(cause.delta_ms)}"
+
+
+def _mover_sentence(mover: Mover) -> str:
+    ranks = ", ".join(map(fmt.rank, mover.ranks))
+    who = f"Node {mover.node} ({ranks})" if mover.node is not None else ranks
+    return (
+        f"{who} changed on its own: {mover.label} {fmt.ms(mover.a_ms)} -> {fmt.ms(mover.b_ms)} "
+        f"({fmt.ms_change(mover.delta_ms)}; other ranks {fmt.ms_change(mover.others_delta_ms)})."
+    )
+
+
+def _memory_sentence(metrics: dict[str, c.Change], shift: Shift) -> str:
+    change = next((metrics[key] for key in verdicts.PEAK.values() if key in metrics), None)
+    text = "Memory"
+    if change is not None and change.delta is not None:
+        text += f" {fmt.size(change.a)} -> {fmt.size(change.b)} ({fmt.signed(fmt.size(change.delta))})"
+    if shift.a != shift.b and shift.change != c.UNCLEAR:
+        text += f", from {shift.a} to {shift.b}"
+    return f"{text}."

@@ -1,0 +1,124 @@
+"""Compare like with like: what else differs between A and B, and what that rules out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from traceml.compare.contention import contention
+from traceml.compare.side import Runs, mean, memory_kind, work_per_step
+from traceml.schema import fmt
+from traceml.schema.comparison import Difference
+from traceml.schema.summary import Summary
+
+SAME_WORK: Final = 0.02
+"""A smaller last batch changes the mean work per step by less than this, another batch size by more."""
+STEP, SAMPLE, TOKEN = "step", "sample", "token"
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something that should be the same on both sides."""
+
+    what: str
+    of: Callable[[Summary], Any]
+    matters: bool = True
+    show: Callable[[Any], str] = str
+
+
+def clock(run: Summary) -> str | None:
+    """The clock that the phases were measured on, if known."""
+    found = run.step_time.window.clock
+    return found if found in ("host", "device") else None
+
+
+FACTS: Final[tuple[Fact, ...]] = (
+    Fact("batch size", lambda s: s.environment.batch_size),
+    Fact("micro-batches", lambda s: s.environment.micro_batches),
+    Fact("world size", lambda s: s.run.world_size),
+    Fact("nodes", lambda s: s.run.nodes),
+    Fact("device", lambda s: s.environment.device),
+    Fact("device model", lambda s: s.environment.device_name),
+    Fact("model parameters", lambda s: s.environment.model_parameters, show="{:,}".format),
+    Fact("torch", lambda s: s.environment.torch),
+    Fact("torch threads", lambda s: s.environment.torch_threads),
+    Fact("loader workers", lambda s: s.step_time.window.loader_workers),
+    Fact("cores", lambda s: s.environment.cpu_count),
+    Fact("clock", clock),
+    Fact("memory", memory_kind, matters=False),
+    Fact("host", lambda s: s.environment.host, matters=False),
+    Fact("Python", lambda s: s.environment.python, matters=False),
+    Fact("numpy", lambda s: s.environment.packages.get("numpy"), matters=False),
+    Fact("warm-up steps left out", lambda s: s.step_time.window.warmup_steps, matters=False),
+    Fact("git commit", lambda s: s.environment.git_commit, matters=False, show=lambda v: str(v)[:10]),
+    Fact("file format", lambda s: s.schema, matters=False),
+)
+
+
+def differences(a: Runs, b: Runs) -> list[Difference]:
+    """Every fact that is known on both sides and differs."""
+    found = []
+    for fact in FACTS:
+        one, other = _known(a, fact), _known(b, fact)
+        if one and other and one != other:
+            found.append(Difference(fact.what, ", ".join(one), ", ".join(other), fact.matters))
+    return found
+
+
+def _known(runs: Runs, fact: Fact) -> list[str]:
+    return sorted({fact.show(value) for run in runs if (value := fact.of(run)) is not None})
+
+
+def same_clock(a: Runs, b: Runs) -> bool:
+    """Whether phases may be compared. Only two clocks that are known to differ rule it out."""
+    return len({clock(run) for run in (*a, *b)} - {None}) <= 1
+
+
+def basis(a: Runs, b: Runs) -> tuple[str, float]:
+    """Whether to compare the time per step, sample or token; and (work of B) / (work of A) per step."""
+    for name in (TOKEN, SAMPLE):
+        work_a, work_b = (mean([work_per_step(run, f"{name}s_per_s") for run in side]) for side in (a, b))
+        if work_a and work_b and abs(work_b / work_a - 1) > SAME_WORK:
+            return name, work_b / work_a
+    return STEP, 1.0
+
+
+def warnings(a: Runs, b: Runs) -> list[str]:
+    """What a reader must know before trusting the numbers."""
+    found: list[str] = []
+    for side, runs in (("A", a), ("B", b)):
+        for run in runs:
+            found += _run_warnings(side if len(runs) == 1 else f"{side} ({run.run.name})", run)
+    if not same_clock(a, b):
+        found.append(
+            "A and B measured phases on different clocks (host, device), so phases are not compared."
+        )
+    if basis(a, b)[0] == STEP and _world_sizes(a) != _world_sizes(b):
+        found.append(
+            "The world sizes differ and the work per step is unknown: step times may not be comparable."
+        )
+    return found
+
+
+def _run_warnings(who: str, run: Summary) -> list[str]:
+    found = []
+    if not run.final or run.run.status == "running":
+        found.append(f"{who} was still running when its summary was written.")
+    elif run.run.status not in ("completed", "unknown", ""):
+        found.append(f"{who} did not complete ({run.run.status}); only its completed steps are compared.")
+    if run.run.ranks.lost:
+        found.append(f"{who} has no steps from {', '.join(map(fmt.rank, run.run.ranks.lost[:8]))}.")
+    if run.step_time.window.input_inferred:
+        found.append(f"{who}: input time is an estimate, because no loader was seen feeding the loop.")
+    if share := contention(run):
+        cores = (run.environment.cpu_count or 1) * max(run.run.nodes, 1)
+        found.append(
+            f"{who} ran on a busy machine: other processes used {share * cores:.1f} of {cores} cores "
+            f"({fmt.share(share)}). The interval is widened to allow for this."
+        )
+    return found
+
+
+def _world_sizes(runs: Runs) -> set[int]:
+    return {run.run.world_size for run in runs}

@@ -1,0 +1,74 @@
+"""The container's CPU quota and how long it has stopped us, from cgroup v2 or v1."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class CpuQuota:
+    """How many cores the quota allows (None: no quota) and the time spent stopped so far."""
+
+    cores: float | None
+    throttled_us: int | None
+
+
+def read_quota(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc/self/cgroup")) -> CpuQuota:
+    """The tightest quota between our own cgroup and the root."""
+    cores: float | None = None
+    throttled: int | None = None
+    for folder in _own_groups(root, proc):
+        limit = _limit(folder)
+        if limit is not None and (cores is None or limit < cores):
+            cores, throttled = limit, _throttled_us(folder)
+    return CpuQuota(cores, throttled)
+
+
+def _own_groups(root: Path, proc: Path) -> list[Path]:
+    folders = [root, root / "cpu", root / "cpu,cpuacct"]
+    try:
+        lines = proc.read_text().splitlines()
+    except OSError:
+        return folders
+    for line in lines:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        base = root / controllers if controllers else root
+        parts = Path(path.lstrip("/")).parts
+        folders += [base.joinpath(*parts[: i + 1]) for i in range(len(parts))]
+    return folders
+
+
+def _limit(folder: Path) -> float | None:
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        pass
+    try:
+        quota_us = int((folder / "cpu.cfs_quota_us").read_text())
+        return quota_us / int((folder / "cpu.cfs_period_us").read_text()) if quota_us > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _throttled_us(folder: Path) -> int | None:
+    try:
+        pairs = (line.split() for line in (folder / "cpu.stat").read_text().splitlines())
+        facts = {name: int(value) for name, value in pairs}
+    except (OSError, ValueError):
+        return None
+    if "throttled_usec" in facts:
+        return facts["throttled_usec"]
+    return facts["throttled_time"] // 1000 if "throttled_time" in facts else None
+
+
+def usable_cores() -> int:
+    """Cores that this job may use, quota included."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    quota = read_quota().cores
+    return max(1, min(cores, round(quota))) if quota else cores

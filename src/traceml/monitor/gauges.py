@@ -1,0 +1,155 @@
+"""Samples the machine and the training processes from outside: no sampler runs in a training process."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from traceml.monitor.cpu_quota import read_quota
+from traceml.monitor.gpus import GpuReading, ReadGpus, gpu_columns, process_gpu_bytes
+from traceml.recording.writer import RecordingWriter
+from traceml.schema import catalog as c
+
+
+class Gauges:
+    """Writes one system row, and one row per training process, at each `sample`."""
+
+    def __init__(self, recording: Path, read_gpus: ReadGpus) -> None:
+        self._read_gpus = read_gpus
+        self._system, self._process = (
+            RecordingWriter(str(recording / f"{kind}.gauges"), columns, {"kind": kind})
+            for kind, columns in (("system", c.SYSTEM_COLUMNS), ("process", c.PROCESS_COLUMNS))
+        )
+        self._processes: dict[int, _Process] = {}
+        self._throttled_us = read_quota().throttled_us
+        self._sampled_ns = time.perf_counter_ns()
+        self._cpu_times = psutil.cpu_times()
+        psutil.cpu_percent()
+
+    def sample(self, threads: dict[int, int]) -> None:
+        """Look at everything once. `threads` maps each training process to its training thread."""
+        now = time.perf_counter_ns()
+        elapsed_s, self._sampled_ns = (now - self._sampled_ns) / 1e9, now
+        throttled_s = self._throttled_s()
+        readings = self._read_gpus()
+        memory = psutil.virtual_memory()
+        used = memory.total - memory.available
+        self._system.append(
+            now,
+            psutil.cpu_percent(),
+            used,
+            100 * used / memory.total,
+            _percent(throttled_s, elapsed_s),
+            *gpu_columns(readings),
+        )
+        before, self._cpu_times = self._cpu_times, psutil.cpu_times()
+        cores = Cores.between(before, self._cpu_times, throttled_s or 0.0)
+        for pid, thread in threads.items():
+            with contextlib.suppress(psutil.Error):  # it has ended
+                self._process.append(now, pid, *self._process_row(pid, thread, readings, cores))
+
+    def _throttled_s(self) -> float | None:
+        """How long the CPU quota stopped the job since the last call."""
+        before, self._throttled_us = self._throttled_us, read_quota().throttled_us
+        if before is None or self._throttled_us is None:
+            return None
+        return (self._throttled_us - before) / 1e6
+
+    def _process_row(
+        self, pid: int, thread: int, readings: list[GpuReading], cores: Cores
+    ) -> tuple[float, float, float, float]:
+        if pid not in self._processes:
+            self._processes[pid] = _Process(pid, thread)
+        process = self._processes[pid]
+        rss_bytes, usage = process.rss_bytes(), process.usage()
+        gpu_bytes = process_gpu_bytes(readings, pid)
+        return (
+            _percent(usage.cpu_s, usage.elapsed_s),
+            rss_bytes,
+            math.nan if gpu_bytes is None else gpu_bytes,
+            _percent(cores.delay_s(usage), usage.elapsed_s),
+        )
+
+
+def _percent(part_s: float | None, whole_s: float) -> float:
+    return math.nan if part_s is None or whole_s <= 0 else 100 * part_s / whole_s
+
+
+class Usage(NamedTuple):
+    """What a training process used between two samples."""
+
+    elapsed_s: float
+    cpu_s: float  # with its children, i.e. loader workers
+    waited_s: float | None  # the training thread was ready but had no core
+
+
+class Cores(NamedTuple):
+    """What the machine's cores did between two samples."""
+
+    worked_s: float
+    stolen_s: float  # the host of a virtual machine gave them to others
+    throttled_s: float  # the container's CPU quota was used up
+
+    @classmethod
+    def between(cls, before: Any, after: Any, throttled_s: float = 0.0) -> Cores:
+        """From two values of psutil's `cpu_times`."""
+
+        def passed(*names: str) -> float:
+            return sum(max(0.0, getattr(after, n, 0.0) - getattr(before, n, 0.0)) for n in names)
+
+        return cls(passed("user", "nice", "system", "irq", "softirq"), passed("steal"), throttled_s)
+
+    def delay_s(self, usage: Usage) -> float | None:
+        """How long other work or a quota kept the training thread from running.
+
+        The thread also waits for threads of its own process; for others at most as long as they ran.
+        """
+        if usage.waited_s is None:
+            return None
+        others_s = max(0.0, self.worked_s - usage.cpu_s) + self.throttled_s
+        stolen = self.stolen_s / self.worked_s if self.worked_s else 0.0
+        delayed_s = min(usage.waited_s, others_s) + stolen * min(usage.cpu_s, usage.elapsed_s)
+        return min(delayed_s, usage.elapsed_s)
+
+
+class _Process:
+    """A training process and its children (loader workers), whose CPU time counts as its own."""
+
+    def __init__(self, pid: int, thread: int) -> None:
+        self._process = psutil.Process(pid)
+        self._thread = Path(f"/proc/{pid}/task/{thread}/schedstat")
+        self._before: Usage | None = None  # totals at the last call
+
+    def rss_bytes(self) -> float:
+        return float(self._process.memory_info().rss)
+
+    def usage(self) -> Usage:
+        """Since the last call; the first one has no elapsed time."""
+        cpu_s = _cpu_seconds(self._process)
+        for child in self._process.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                cpu_s += _cpu_seconds(child)
+        now = Usage(time.monotonic(), cpu_s, run_delay_seconds(self._thread))
+        before, self._before = self._before or now, now
+        waited_s = None
+        if now.waited_s is not None and before.waited_s is not None:
+            waited_s = max(0.0, now.waited_s - before.waited_s)
+        return Usage(now.elapsed_s - before.elapsed_s, max(0.0, now.cpu_s - before.cpu_s), waited_s)
+
+
+def run_delay_seconds(schedstat: Path) -> float | None:
+    """How long a thread was ready to run but had no core; None where Linux does not report it."""
+    try:
+        return int(schedstat.read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)

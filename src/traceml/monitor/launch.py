@@ -1,0 +1,112 @@
+"""From what the user typed to a command line and an environment for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from traceml.errors import CommandError
+from traceml.monitor.this_node import ThisNode
+from traceml.settings import DISABLED_VARIABLE, KEY_VARIABLE, Settings
+
+
+def python_command(target: str, arguments: list[str], is_module: bool) -> list[str]:
+    """The argv to start, or one clear line about why it cannot work."""
+    command = plain_command(target, arguments, is_module)
+    if is_module:
+        return command
+    # `os.path` and not `Path`: its questions never raise, whatever the path is.
+    if target.endswith(".py"):
+        if not os.path.exists(target):
+            raise CommandError(f"{target}: no such file; give a script, `-m module` or a command")
+        if os.path.isdir(target):
+            raise CommandError(f"{target} is a folder, not a script")
+    elif command[0] == target:
+        if os.path.isfile(target) and not os.access(target, os.X_OK):
+            raise CommandError(f"{target} is neither a Python script (.py) nor executable")
+        if shutil.which(target) is None:
+            raise CommandError(
+                f"{target}: no such script or command; give a script (.py), `-m module` or a command"
+            )
+    return command
+
+
+def plain_command(target: str, arguments: list[str], is_module: bool) -> list[str]:
+    """A script, a module or a folder with a `__main__.py` with our Python; anything else as it stands."""
+    if is_module:
+        return [sys.executable, "-m", target, *arguments]
+    if target.endswith(".py") or os.path.exists(os.path.join(target, "__main__.py")):
+        return [sys.executable, target, *arguments]
+    return [target, *arguments]
+
+
+def shell_command(command: list[str], environment: Mapping[str, str]) -> list[str]:
+    """For an executable text file without `#!`, which the kernel refuses (ENOEXEC): what shells do then."""
+    return ["/bin/sh", shutil.which(command[0], path=environment.get("PATH")) or command[0], *command[1:]]
+
+
+def with_ranks(plain: list[str], settings: Settings, node: ThisNode, is_python: bool) -> list[str]:
+    """The command itself, or torchrun around it if ranks were asked for."""
+    ranks = settings.nproc_per_node or ("1" if settings.nnodes > 1 and is_python else None)
+    if ranks is None:
+        return plain
+    if not is_python:
+        raise CommandError("--nproc-per-node starts a script or `-m module`; a command starts its own ranks")
+    return torchrun_command(plain, ranks, node)
+
+
+def torchrun_command(plain: list[str], nproc_per_node: str, node: ThisNode) -> list[str]:
+    """torchrun around a Python command. On one machine it picks a free port: runs can stand side by side."""
+    command = [plain[0], "-m", "torch.distributed.run", f"--nproc-per-node={nproc_per_node}"]
+    if node.count == 1:
+        command.append("--standalone")
+    elif node.master_addr is None:
+        raise CommandError("several machines need --master-addr: the one that all of them reach")
+    else:
+        command += [
+            f"--nnodes={node.count}",
+            f"--node-rank={node.index}",
+            f"--master-addr={node.master_addr}",
+            f"--master-port={node.master_port}",
+        ]
+    return [*command, *plain[1:]]
+
+
+def injected_environment(environment: Mapping[str, str], run_dir: Path) -> dict[str, str]:
+    """The environment under which every Python child records into `run_dir`."""
+    inject = str(Path(__file__).resolve().parent.parent / "inject")
+    before = environment.get("PYTHONPATH")
+    path = inject if not before else os.pathsep.join([inject, before])
+    # Whether to record is decided here: TRACEML_DISABLED=no must not be read as yes further down.
+    # The relay's secret is between the monitors; training never needs it.
+    kept = {k: v for k, v in environment.items() if k not in (DISABLED_VARIABLE, KEY_VARIABLE)}
+    return {**kept, "PYTHONPATH": path, "TRACEML_RUN_DIR": str(run_dir)}
+
+
+def native_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without anything of ours, for a disabled run."""
+    kept = {k: v for k, v in environment.items() if k != "TRACEML_RUN_DIR"}
+    return {**kept, DISABLED_VARIABLE: "1"}
+
+
+def given_environment() -> dict[str, str]:
+    """Our environment without the LC_CTYPE that Python sets for itself when it starts in the C locale."""
+    found = dict(os.environ)
+    if "LC_CTYPE" in found:
+        try:
+            given = Path("/proc/self/environ").read_bytes().split(b"\0")
+        except OSError:
+            return found  # not Linux
+        if not any(entry.startswith(b"LC_CTYPE=") for entry in given):
+            del found["LC_CTYPE"]
+    return found
+
+
+def keep_standard_files_apart() -> None:
+    """Where standard input, output or error is closed, no file of ours may take its number."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass  # stays open, in this process only
+    os.close(descriptor)

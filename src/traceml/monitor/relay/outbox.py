@@ -1,0 +1,165 @@
+"""The other nodes' side without its socket: what to ask next, and what an answer means.
+
+Nothing is kept in memory but numbers: what node 0 has not acknowledged is read from the disk again. There is
+at most one question at a time, and node 0's answer decides where the next one goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Final
+
+from traceml.monitor.relay.names import landing
+from traceml.monitor.relay.protocol import FRAME_BYTES, MOST_PIECES, Answer, Piece, Question, State, Status
+from traceml.monitor.relay.store import digest_before
+from traceml.recording import layout
+from traceml.recording.reader import RecordingReader, UnreadableRecording
+from traceml.recording.rollup import rolled_up_rows
+from traceml.runs.folder import RECORDING
+
+_PIECE_BYTES: Final = 512
+"""Counted for a piece in addition to what it carries."""
+
+
+class _SentFile:
+    """A file of this node. Raises UnreadableRecording while its header is not finished."""
+
+    def __init__(self, path: Path, has_rows: bool) -> None:
+        self.acknowledged: int | None = None
+        """Rows (or bytes, for lines) that node 0 has; None if that is not known."""
+        self._path = path
+        self._live: bytes | None = None
+        self._rolled_up = rolled_up_rows(path) if has_rows else 0
+        self._reader = RecordingReader(path, self._rolled_up) if has_rows else None
+        self._unit_bytes = self._reader.row_size if self._reader is not None else 1
+
+    def piece(self, most_bytes: int) -> Piece | None:
+        """What node 0 does not have, None if it has everything."""
+        begin = self.acknowledged
+        if begin is None:
+            return Piece(self._path.name, head=self._header(0) if self._reader is not None else b"")
+        if self._reader is None:
+            data = self._read_lines(begin, most_bytes)
+            return Piece(self._path.name, begin, data=data) if data else None
+        live = self._header(layout.LIVE_OFFSET).rstrip(b"\0")  # before the rows: it must not be ahead of them
+        if begin < self._rolled_up:
+            raise UnreadableRecording(f"node 0 has lost rows after row {begin} that are rolled up here")
+        rows = self._reader.rows(begin, max(1, most_bytes // self._unit_bytes))
+        if begin + len(rows) < self._reader.count or live == self._live:
+            return Piece(self._path.name, begin, data=rows.tobytes()) if len(rows) else None
+        return Piece(self._path.name, begin, data=rows.tobytes(), live=live)
+
+    def take(self, piece: Piece, state: State) -> None:
+        """Note what node 0 has; ask it again if that is not what was sent."""
+        if state.status is Status.REFUSED:
+            raise UnreadableRecording(state.reason)
+        expected = (piece.offset or 0) + len(piece.data) // self._unit_bytes
+        if state.status is not Status.OK or (piece.offset is not None and state.offset != expected):
+            self.forget()
+            return
+        if piece.offset is None and digest_before(self._path, self._unit_bytes, state.offset) != state.check:
+            raise UnreadableRecording("node 0 has another file of this name")
+        self.acknowledged = state.offset
+        self._live = self._live if piece.live is None else piece.live
+
+    def forget(self) -> None:
+        """Ask again how far node 0 is."""
+        self.acknowledged = self._live = None
+
+    def _header(self, offset: int) -> bytes:
+        """One half of the header."""
+        with self._path.open("rb") as file:
+            file.seek(offset)
+            return file.read(layout.LIVE_OFFSET)
+
+    def _read_lines(self, offset: int, most_bytes: int) -> bytes:
+        """Complete lines; of a line that does not fit, a part."""
+        with self._path.open("rb") as file:
+            file.seek(offset)
+            data = file.read(most_bytes)
+        end = data.rfind(b"\n") + 1
+        return data if not end and len(data) == most_bytes else data[:end]
+
+
+class Outbox:
+    """All files of one node's run folder on their way to node 0."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.given_up: dict[str, str] = {}
+        """Files that will not reach node 0, and why."""
+        self.has_more = False
+        """Whether the last question had no room for everything."""
+        self._folder = run_dir / RECORDING
+        self._files: dict[str, _SentFile] = {}
+        self._number = time.time_ns()
+        self._asked: list[Piece] = []
+
+    def acknowledged(self, name: str) -> int:
+        """How many rows of this recording node 0 has, as far as is known; other threads may ask."""
+        file = self._files.get(name)
+        return (file.acknowledged or 0) if file is not None else 0
+
+    def question(self, most_bytes: int = FRAME_BYTES, complete: bool | None = None) -> Question:
+        """The next question; answers to earlier ones no longer count."""
+        self._number += 1
+        self._asked = self._pieces(most_bytes) if complete is None else []
+        return Question(self._number, self._asked, complete)
+
+    def take(self, answer: Answer) -> Status | None:
+        """Note what node 0 has: LATER if it had trouble with its disk, None if the answer is an old one."""
+        if answer.number != self._number:
+            return None
+        if answer.newest > self._number:
+            # From before a restart, and the clock was set back: it may have undone what we know.
+            self._number = answer.newest
+            for file in self._files.values():
+                file.forget()
+        for piece, state in zip(self._asked, answer.states, strict=False):
+            try:
+                self._files[piece.name].take(piece, state)
+            except (OSError, UnreadableRecording) as problem:
+                self._give_up(piece.name, problem)
+        self._asked = []
+        return Status.LATER if any(s.status is Status.LATER for s in answer.states) else Status.OK
+
+    def is_empty(self) -> bool:
+        """Whether node 0 has everything that the folder holds now, except what was given up."""
+        return not self._pieces(FRAME_BYTES)
+
+    def _pieces(self, most_bytes: int) -> list[Piece]:
+        """As many as fit; files whose turn it was go to the end, so that none waits for a long backlog."""
+        self._look()
+        pieces: list[Piece] = []
+        room = most_bytes
+        for name in list(self._files):
+            if room <= 0 or len(pieces) == MOST_PIECES:
+                break
+            try:
+                piece = self._files[name].piece(room)
+            except (OSError, UnreadableRecording) as problem:
+                self._give_up(name, problem)
+                continue
+            self._files[name] = self._files.pop(name)
+            if piece is not None:
+                pieces.append(piece)
+                room -= len(piece.head) + len(piece.data) + len(piece.live or b"") + _PIECE_BYTES
+        full = room <= 0 or len(pieces) == MOST_PIECES
+        self.has_more = full or any(piece.offset is None for piece in pieces)
+        return pieces
+
+    def _look(self) -> None:
+        """Find files that are new in the folder."""
+        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+            if path.name in self._files or path.name in self.given_up:
+                continue
+            place = landing(path.name, 0)
+            if place is not None:
+                try:
+                    self._files[path.name] = _SentFile(path, place.has_rows)
+                except (OSError, UnreadableRecording):
+                    continue  # its writer has not finished the header yet
+
+    def _give_up(self, name: str, problem: Exception) -> None:
+        del self._files[name]
+        self.given_up[name] = str(problem)

@@ -1,0 +1,122 @@
+"""Node 0's end of the relay: one encrypted socket that serves only nodes holding the run's key.
+
+Who a peer is comes from its key in the handshake (ZAP), not from what it says. Frames, queues and files are
+bounded, so that the worst a peer can do is to be disconnected.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import zmq
+from zmq.utils import z85
+
+from traceml.errors import say_once
+from traceml.monitor.relay import address
+from traceml.monitor.relay.keys import RunKey, create_key
+from traceml.monitor.relay.protocol import MESSAGE_BYTES, Limits, Question, Status, decode, encode
+from traceml.monitor.relay.store import NodeStore
+from traceml.monitor.this_node import ThisNode
+from traceml.runs.folder import RECORDING
+
+_ZAP_DOMAIN: Final = b"traceml"
+_QUEUED_MESSAGES: Final = 4
+_HANDSHAKE_MS: Final = 10_000
+_HEARTBEAT_MS: Final = 5_000
+SILENT_S: Final = 10.0
+"""A node that was not heard for so long is not waited for at the end."""
+
+
+class RelayServer:
+    """Use from one thread."""
+
+    def __init__(self, node: ThisNode, run_dir: Path, environment: Mapping[str, str], limits: Limits) -> None:
+        """`run_dir` is node 0's run folder."""
+        key = create_key(run_dir, environment)
+        self.nodes: dict[int, NodeStore] = {}
+        """Every node that was heard."""
+        self._run_dir = run_dir
+        self._limits = limits
+        self._node_of = {z85.decode(key.client(n).public): n for n in range(1, node.count)}
+        self._context: zmq.Context[Any] = zmq.Context()
+        try:
+            self._zap = self._context.socket(zmq.REP)
+            self._zap.bind("inproc://zeromq.zap.01")
+            self._socket = self._context.socket(zmq.ROUTER)
+            self._protect(key)
+            self._socket.bind(f"tcp://*:{node.relay_port or '*'}")
+            self.port = int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+            address.publish(run_dir, node.master_addr, self.port, key.server().public)
+        except (zmq.ZMQError, OSError):
+            self._context.destroy(linger=0)
+            raise
+        self._poller = zmq.Poller()
+        self._poller.register(self._zap, zmq.POLLIN)
+        self._poller.register(self._socket, zmq.POLLIN)
+
+    def pump(self, max_seconds: float) -> None:
+        """Serve for this long; at least one waiting message even with 0 seconds."""
+        deadline = time.monotonic() + max_seconds
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            ready = dict(self._poller.poll(int(left_s * 1000)))
+            if self._zap in ready:
+                self._admit()
+            if self._socket in ready:
+                self._serve()
+            if not ready or time.monotonic() > deadline:
+                return
+
+    def close(self, drain_seconds: float) -> bool:
+        """Wait for nodes that are still sending; True if all that were heard have delivered everything."""
+        deadline = time.monotonic() + drain_seconds
+        while time.monotonic() < deadline and self._someone_sends():
+            self.pump(min(0.05, max(0.0, deadline - time.monotonic())))
+        address.withdraw(self._run_dir, self.port)
+        self._context.destroy(linger=200)
+        return all(node.complete for node in self.nodes.values())
+
+    def _protect(self, key: RunKey) -> None:
+        socket = self._socket
+        socket.curve_server = True
+        socket.curve_secretkey = key.server().secret
+        socket.zap_domain = _ZAP_DOMAIN
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        socket.ipv6 = True
+        socket.maxmsgsize = MESSAGE_BYTES
+        socket.rcvhwm = _QUEUED_MESSAGES
+        socket.handshake_ivl = _HANDSHAKE_MS
+        socket.heartbeat_ivl = _HEARTBEAT_MS
+        socket.heartbeat_timeout = 3 * _HEARTBEAT_MS
+
+    def _someone_sends(self) -> bool:
+        silent_since_s = time.monotonic() - SILENT_S
+        return any(n.complete is None and n.heard_at_s > silent_since_s for n in self.nodes.values())
+
+    def _admit(self) -> None:
+        """Answer the handshake's question: is this key one of the run's, and whose?"""
+        version, request_id, domain, _, _, mechanism, *credentials = self._zap.recv_multipart()
+        node_rank = self._node_of.get(credentials[0]) if len(credentials) == 1 else None
+        if node_rank is None or mechanism != b"CURVE" or domain != _ZAP_DOMAIN:
+            reply = [b"400", b"no key of this run", b"", b""]
+        else:
+            reply = [b"200", b"OK", b"%d" % node_rank, b""]
+        self._zap.send_multipart([version, request_id, *reply])
+
+    def _serve(self) -> None:
+        """One question of one peer; ROUTER lets the peers take turns."""
+        frames = self._socket.recv_multipart(copy=False)
+        question = decode(frames[1].buffer, Question) if len(frames) == 2 else None
+        if question is None:
+            return
+        node_rank = int(str(frames[1].get("User-Id")))
+        if node_rank not in self.nodes:
+            self.nodes[node_rank] = NodeStore(self._run_dir / RECORDING, node_rank, self._limits)
+        answer = self.nodes[node_rank].answer(question)
+        self._socket.send_multipart([frames[0].bytes, encode(answer)])
+        for state in answer.states:
+            if state.status is Status.LATER:
+                say_once(f"relay: cannot store what node {node_rank} sends ({state.reason}); it keeps it")

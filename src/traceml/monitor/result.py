@@ -1,0 +1,105 @@
+"""Makes the Summary of a run folder, and from it the result files and the text on the screen."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from traceml.analyze.summarize import summarize
+from traceml.analyze.totals import steps_of
+from traceml.errors import failsafe
+from traceml.present.text import render
+from traceml.recording import layout
+from traceml.recording.tail import Tail, live_tail
+from traceml.runs.atomic import write_atomic
+from traceml.runs.manifest import SUMMARY_JSON, SUMMARY_TEXT, Manifest
+from traceml.schema.recorded import RunFacts
+from traceml.schema.summary import Summary
+
+
+def build(folder: Path, manifest: Manifest, final: bool, tail: Tail | None = None) -> Summary:
+    """The summary of everything recorded so far; a `tail` kept between calls reads only what is new."""
+    recording = (tail or Tail(folder)).read()
+    facts = facts_of(manifest)
+    if facts.end_ns is None:
+        ends = [int(r.rows["end_ns"][-1]) for r in recording.ranks if len(r.rows)]
+        end = max(ends, default=None) if final else time.perf_counter_ns()
+        facts = replace(facts, end_ns=end)
+    return summarize(recording, facts, final)
+
+
+def has_more(folder: Path, summary: Summary) -> bool:
+    """Whether the recording has steps that this summary was made without."""
+    if summary.run.recorded_steps is None or not (folder / layout.FOLDER).is_dir():
+        return False
+    recorded = live_tail(folder).read()
+    return sum(steps_of(rank) for rank in recorded.ranks) > summary.run.recorded_steps
+
+
+def facts_of(manifest: Manifest) -> RunFacts:
+    """The manifest's fields that are there; only the name if one has a wrong type."""
+    known = {f: manifest[f] for f in RunFacts.__dataclass_fields__ if manifest.get(f) is not None}
+    try:
+        return msgspec.convert({"name": "?", **known}, RunFacts)
+    except msgspec.ValidationError:
+        return RunFacts(name=str(manifest.get("name", "?")))
+
+
+def encode(summary: Summary) -> bytes:
+    """final_summary.json."""
+    return msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"
+
+
+def encode_answer(summary: Summary) -> bytes:
+    """The answer to a waiting `traceml.final_summary()`."""
+    return msgspec.json.encode({"summary": summary, "text": render(summary)})
+
+
+FILES: Final[tuple[tuple[str, Callable[[Summary], bytes]], ...]] = (
+    (SUMMARY_JSON, encode),
+    (SUMMARY_TEXT, lambda summary: render(summary).encode()),
+)
+"""Each file of a result, and the function that makes its content."""
+
+
+def write(folder: Path, summary: Summary) -> None:
+    """All files of a result; the first that cannot be written raises OSError."""
+    for name, view in FILES:
+        write_atomic(folder / name, view(summary))
+
+
+@failsafe("making the summary", None)
+def finish(folder: Path, manifest: dict[str, Any], quiet: bool) -> None:
+    """Make the summary of an ended run, write it, print it to standard error.
+
+    Each part is guarded by itself: the verdict appears on the screen even if a file cannot be written.
+    """
+    summary = build(folder, manifest, final=True)
+    written = [
+        name
+        for name, view in FILES
+        if failsafe(f"writing {name}", False)(_wrote)(folder / name, view, summary)
+    ]
+    if not quiet:
+        sys.stderr.write("\n" + failsafe("rendering the summary", "")(render)(summary))
+        if written:
+            sys.stderr.write(f"Summary: {_short(folder / written[0])}{' and .txt' * (len(written) > 1)}\n")
+        sys.stderr.flush()
+
+
+def _wrote(path: Path, view: Callable[[Summary], bytes], summary: Summary) -> bool:
+    write_atomic(path, view(summary))
+    return True
+
+
+def _short(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,121 @@
+"""The signals that are sent to the monitor: received, and sorted by whether the command had them as well.
+
+Python-level handlers and a wakeup pipe. `sigtimedwait` would be shorter, but CPython's returns a siginfo
+that was never filled in when a stop (Ctrl-Z) outlasts its timeout.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from types import FrameType
+from typing import Final, NamedTuple
+
+from traceml.monitor.witness import Witness
+
+SENDERS_PAUSE_S: Final = 0.05
+"""A sender that goes from process to process (pkill, Slurm, systemd) needs a moment to reach all of them."""
+
+
+def _numbers(*names: str) -> frozenset[int]:
+    return frozenset(int(getattr(signal, name)) for name in names if hasattr(signal, name))
+
+
+LEFT_ALONE: Final = _numbers(
+    *("SIGKILL", "SIGSTOP"),  # cannot be caught
+    *("SIGTSTP", "SIGTTIN", "SIGTTOU"),  # the kernel stops the whole job at once: nobody does that better
+    *("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"),  # faults of our own
+    *("SIGPIPE", "SIGXFSZ", "SIGWINCH", "SIGURG", "SIGCHLD"),  # ignored by Python or by default
+)
+OURS_ONLY: Final = _numbers("SIGXCPU")
+"""Caught, and never passed on: our CPU time ran out, not the command's."""
+KEYS: Final = _numbers("SIGINT", "SIGQUIT")
+
+
+class Arrived(NamedTuple):
+    """A signal that reached the monitor at `when` (monotonic seconds)."""
+
+    number: int
+    when: float
+    to_us_alone: bool
+    is_key: bool
+
+
+class Signals:
+    """Catches every signal that would end the monitor. Ignored ones stay ignored, as for the command."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, float]] = []
+        caught = [n for n in signal.valid_signals() - LEFT_ALONE if signal.getsignal(n) != signal.SIG_IGN]
+        self._wakeup, wakes = os.pipe()
+        for descriptor in (self._wakeup, wakes):
+            os.set_blocking(descriptor, False)
+        self._poll = select.poll()
+        self._poll.register(self._wakeup, select.POLLIN)
+        self._witness = _find_witness()
+        signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+        for number in caught:
+            signal.signal(number, self._note)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # wakes us; also if it was ignored
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._waiting.append((number, time.monotonic()))
+
+    def sleep(self, seconds: float) -> None:
+        """Until a signal comes (a process of ours ending is one), or so many seconds."""
+        if self._poll.poll(1000 * seconds):
+            os.read(self._wakeup, 4096)
+
+    def take(self) -> list[Arrived]:
+        """The signals since the last call. Waits a moment if there are any, for senders to finish."""
+        if not self._waiting:
+            return []
+        time.sleep(SENDERS_PAUSE_S)
+        seen = self._witness.ask() if self._witness is not None else None
+        if seen is None:
+            self.release_process()
+        came, self._waiting = self._waiting, []
+        return [self._sort(number, when, seen) for number, when in came]
+
+    def take_unsorted(self) -> list[int]:
+        """The numbers only, at once: for when the command has ended."""
+        came, self._waiting = self._waiting, []
+        return [number for number, _ in came]
+
+    def _sort(self, number: int, when: float, seen: dict[int, bool] | None) -> Arrived:
+        if seen is None:  # without a witness: what the terminal's keys send reaches the whole job
+            is_key = number in KEYS and _in_foreground()
+            return Arrived(number, when, not is_key and number not in OURS_ONLY, is_key)
+        alone = number not in seen and number not in OURS_ONLY
+        return Arrived(number, when, alone, number in KEYS and seen.get(number, False))
+
+    def release_process(self) -> None:
+        """Do without the witness from now on."""
+        if self._witness is not None:
+            self._witness.close()
+            self._witness = None
+
+
+def _find_witness() -> Witness | None:
+    if not hasattr(signal, "sigwaitinfo"):
+        return None  # macOS
+    try:
+        return Witness()
+    except OSError:
+        return None  # the process limit: the command needs the last one more than we do
+
+
+def _in_foreground() -> bool:
+    """Whether our process group is the one that the terminal's keys go to."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

@@ -1,0 +1,197 @@
+"""Notices during the run that a rank has ended or that no rank makes progress, and says where each one is."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from traceml.monitor.exit_times import ExitTimes
+from traceml.monitor.oom import oom_kills, oom_kills_since
+from traceml.recording.layout import STATE_RUNNING
+from traceml.recording.tail import RankTail, Tail
+from traceml.runs.liveness import is_running
+from traceml.schema import catalog as c
+
+EVENTS: Final = "monitor.events.jsonl"
+STALL_FACTOR: Final = 20
+"""A rank may be silent for this many usual steps, if that is longer than `--stall-after`."""
+FIRST_FACTOR: Final = 5
+"""The first step may take this many times longer: kernels, compilation, connections."""
+BUSY_FACTOR: Final = 60
+"""A validation or checkpoint may take this many times longer before it counts as hanging."""
+BUSY_ON_PURPOSE: Final = (c.VALIDATION, c.CHECKPOINT)
+LEARNING: Final = 3
+MOST_LISTED: Final = 16
+RECENT_STEPS: Final = 50
+
+
+@dataclass(slots=True)
+class RankState:
+    """Where a rank was when we last looked."""
+
+    rank: int
+    pid: int
+    step: int
+    phase: int
+    ended_ns: int  # when its last step ended, or when it began to train if there is none
+    usual_ns: float
+    alive: bool
+    closed: bool  # the interpreter ended normally
+    failed_in: int | None  # the phase that an exception has left since the last step
+
+
+class Watchdog:
+    """Looks at the local ranks and appends what it notices to a file beside the recordings."""
+
+    def __init__(self, tail: Tail, stall_after_s: float) -> None:
+        self._tail = tail
+        self._stall_after_ns = stall_after_s * 1e9
+        self._oom_kills = oom_kills()
+        self._stalled = False
+        self._alone: dict[int, int] = {}  # by process: after which step it was reported to hang alone
+        self._busy_ns: dict[int, int] = {}  # by process: when it was last in a validation or checkpoint
+        self._crash: RankState | None = None
+        self._ended_ns = 0
+        self._exit_times = ExitTimes()
+
+    def look(self) -> str | None:
+        """One look; returns a line for the user when something new is wrong."""
+        alive = []
+        for rank in self._tail.local_ranks():
+            state = self._state(rank)
+            if state.alive:
+                alive.append(state)
+                self._exit_times.watch(state.pid)
+                continue
+            # It may have completed a step after its rows were read and before it was found gone: read again.
+            self._tail.local_ranks()
+            state = self._state(rank)
+            self._tail.ended.add(rank.name)
+            self._note_end(state)
+            self._crash, self._ended_ns = self._crash if state.closed else state, time.perf_counter_ns()
+        return self._check_stall(alive) if alive else self._check_none_left()
+
+    def _check_stall(self, states: list[RankState]) -> str | None:
+        now = time.perf_counter_ns()
+        for state in states:
+            if state.phase in BUSY_ON_PURPOSE:
+                self._busy_ns[state.pid] = now  # between two batches of a validation as well
+        stuck = [s for s in states if now - s.ended_ns >= self._patience_ns(s)]
+        if len(stuck) < len(states):
+            self._stalled = False
+            return self._check_single(stuck, states, now)
+        patience_ns = max(self._patience_ns(s) for s in stuck)
+        silent_ns = now - max(s.ended_ns for s in stuck)
+        busy_ns = max(self._busy_ns.get(s.pid, 0) for s in stuck)
+        is_busy = now - busy_ns < patience_ns and silent_ns < BUSY_FACTOR * patience_ns
+        is_new, self._stalled = not is_busy and not self._stalled, not is_busy
+        return self._report(stuck, now, together=True) if is_new else None
+
+    def _check_single(self, stuck: list[RankState], states: list[RankState], now: int) -> str | None:
+        """Ranks that hang while others, which do not wait for them, keep training."""
+        newest = max(s.ended_ns for s in states)
+        new = []
+        for state in stuck:
+            patience_ns = self._patience_ns(state)
+            is_busy = now - self._busy_ns.get(state.pid, 0) < patience_ns or state.phase == c.SYNC
+            is_behind = newest - state.ended_ns > patience_ns / 2
+            if is_behind and not is_busy and self._alone.get(state.pid) != state.step:
+                self._alone[state.pid] = state.step
+                new.append(state)
+        return self._report(new, now, together=False) if new else None
+
+    def _check_none_left(self) -> str | None:
+        """A rank crashed and none is left, but the command is still running: say so once."""
+        crash, silent_ns = self._crash, time.perf_counter_ns() - self._ended_ns
+        if crash is None or silent_ns < FIRST_FACTOR * self._stall_after_ns:
+            return None
+        self._crash = None
+        return (
+            f"no rank has trained for {silent_ns / 1e9:.0f} s: r{crash.rank} was killed or crashed after "
+            f"step {crash.step}, but the command is still running"
+        )
+
+    def _patience_ns(self, state: RankState) -> float:
+        """How long a rank may be silent."""
+        if not state.step:
+            return FIRST_FACTOR * self._stall_after_ns
+        return max(self._stall_after_ns, STALL_FACTOR * state.usual_ns)
+
+    def _report(self, stuck: list[RankState], now: int, together: bool) -> str:
+        silent_ns = now - max(s.ended_ns for s in stuck)
+        for state in stuck:
+            silence = {"duration_ns": now - state.ended_ns, "phase": _place(state)}
+            self._note("stall", state, together=together, **silence)
+        usual = f"{max(s.usual_ns for s in stuck) / 1e9:.3g} s" if any(s.step for s in stuck) else "not known"
+        places = [
+            f"r{s.rank} in {_place(s)} " + (f"after step {s.step}" if s.step else "of its first step")
+            for s in stuck[:MOST_LISTED]
+        ]
+        more = f" and {len(stuck) - MOST_LISTED} more" if len(stuck) > MOST_LISTED else ""
+        others = "" if together else " while other ranks keep training"
+        silent = f"no step completed for {silent_ns / 1e9:.0f} s{others}"
+        return f"{silent} (usual step time: {usual}): {', '.join(places)}{more}"
+
+    def _note_end(self, state: RankState) -> None:
+        more: dict[str, Any] = {"oom_kills": oom_kills_since(self._oom_kills)}
+        if state.pid in self._exit_times.ended:
+            more["time_ns"], more["wall_ns"] = self._exit_times.ended[state.pid]
+            more["exact"] = True
+        if state.failed_in is not None:
+            more["failed_in"] = phase_name(state.failed_in)
+        self._note("rank_ended", state, **more)
+
+    def _note(self, kind: str, state: RankState, **more: Any) -> None:
+        event = {
+            "kind": kind,
+            "rank": state.rank,
+            "pid": state.pid,
+            "step": state.step,
+            "time_ns": time.perf_counter_ns(),
+            "wall_ns": time.time_ns(),  # to order it among the events of other machines
+            "duration_ns": 0,
+            "phase": phase_name(state.phase),
+            "closed": state.closed,
+            **more,
+        }
+        with (self._tail.folder / EVENTS).open("a") as file:
+            file.write(json.dumps(event) + "\n")
+
+    def _state(self, rank: RankTail) -> RankState:
+        rows, live = rank.steps.held, rank.live
+        recent = rows[-RECENT_STEPS:]
+        step = int(rows["step"][-1]) if len(rows) else 0
+        pid = rank.identity.pid or 0
+        alive = is_running(pid) and live.state == STATE_RUNNING
+        began_ns = int(rank.header.get("process", {}).get("clock_ns", 0))
+        return RankState(
+            rank=rank.identity.rank or 0,
+            pid=pid,
+            step=step,
+            phase=live.phase,
+            ended_ns=int(rows["end_ns"][-1]) if len(rows) else began_ns,
+            usual_ns=float(np.median(recent["end_ns"] - recent["begin_ns"])) if len(rows) else 0.0,
+            alive=alive,
+            closed=live.state != STATE_RUNNING,
+            failed_in=live.failed_in if not alive and live.failed_step == step + 1 else None,
+        )
+
+
+def _place(state: RankState) -> str:
+    """In its first steps a rank does not know yet which of its gradients is the last."""
+    return "backward or sync" if state.phase == c.SYNC and state.step < LEARNING else phase_name(state.phase)
+
+
+def phase_name(slot: int) -> str:
+    """The phase that a rank's live byte stands for."""
+    if slot < len(c.PHASES):
+        return c.PHASES[slot].key
+    if slot < c.FIRST_WAIT:
+        return "a user phase"
+    if slot < c.RECORDED_SLOTS:
+        return f"wait ({c.WAIT_PLACES[slot - c.FIRST_WAIT].where})"
+    return "input" if slot > 250 else "wait"

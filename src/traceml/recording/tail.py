@@ -1,0 +1,258 @@
+"""Everything recorded in a run folder so far, as arrays: ranks, device times, gauges, events.
+
+Each look reads only what is new. How many rows are held is bounded, whatever the run's length and size;
+the steps before them are held as one block of exact sums (`RankRecording.earlier`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, TypeVar
+
+from traceml.recording import layout
+from traceml.recording.events import EventsTail
+from traceml.recording.fold import STEPS, Fold, latest_of_each_step
+from traceml.recording.reader import Live, Rows, UnreadableRecording, names_of
+from traceml.recording.rollup import HEAD_ROWS, rolled_up, rollup_name
+from traceml.recording.rows_tail import RowsTail
+from traceml.schema import catalog as c
+from traceml.schema.recorded import NodeGauges, RankRecording, RecordedEvent, RunRecording, identity_of
+
+S = TypeVar("S")
+T = TypeVar("T")
+NODE: Final = re.compile(r"\.node(\d+)\.")
+LIVE_NAMES: Final = slice(layout.LIVE_NAMES - layout.LIVE_OFFSET, layout.LIVE_BYTES)
+HEAD_COLUMNS: Final = ("step", "begin_ns", "end_ns")
+
+MOST_CELLS: Final = 2_000_000
+"""Rows held of all ranks together: about a gigabyte once they are aligned."""
+LIVE_STEPS: Final = 200
+LIVE_CELLS: Final = 900_000
+LIVE_ROWS: Final = 5_000
+"""A live view shows the newest steps only; a few more are held for ranks that are not in step."""
+SETTLED_NS: Final = 2_000_000_000
+MOST_GAUGE_ROWS: Final = 1_000_000
+_GAUGES: Final = {"system": c.SYSTEM_COLUMNS, "process": c.PROCESS_COLUMNS}
+
+
+class Tail:
+    """Reads a run folder again and again."""
+
+    def __init__(self, run_dir: Path, most_cells: int = MOST_CELLS, most_rows: int | None = None) -> None:
+        self.folder = run_dir / layout.FOLDER
+        self.problems: list[str] = []
+        self._most_cells = most_cells
+        self._most_rows = most_rows
+        self._ranks: dict[str, RankTail] = {}
+        self._gauges: dict[str, RowsTail] = {}
+        self._events: dict[str, EventsTail] = {}
+        self._likely = 0  # rows of the rank that was read last
+        self._listed: tuple[int, list[str]] = (0, [])  # when the folder last changed, and its names then
+        self.ended: set[str] = set()
+        """Recordings of processes that have ended: `local_ranks` looks at them no more."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every row that was read is still held."""
+        return all(rank.is_whole for rank in self._ranks.values())
+
+    def threads(self) -> dict[int, int]:
+        """Process id to the id of the thread that trains, for each local training process."""
+        found = {}
+        for rank in self.local_ranks():
+            pid = rank.identity.pid or 0
+            found[pid] = int(rank.header.get("process", {}).get("thread") or pid)
+        return found
+
+    def names(self) -> list[str]:
+        """The files of the folder; listed again only if that has changed, because there may be very many."""
+        changed_ns = os.stat(self.folder).st_mtime_ns
+        if changed_ns != self._listed[0]:
+            names = os.listdir(self.folder)
+            # A file that comes within the same tick of the file system's clock does not change it again.
+            is_settled = time.time_ns() - changed_ns > SETTLED_NS
+            self._listed = (changed_ns if is_settled else 0, names)
+        return self._listed[1]
+
+    def local_ranks(self) -> list[RankTail]:
+        """This machine's own ranks, up to date, without ended ones and those that other nodes relayed."""
+        names = self.names()
+        own = [n for n in _rank_names(names) if ".node" not in n and n not in self.ended]
+        return self._pulled(own, set(names) if own else set())
+
+    def read(self) -> RunRecording:
+        """All published rows of all files, as far as they are held."""
+        names = self.names()
+        there = set(names)
+        ranks = self._pulled(_rank_names(names), there)
+        nodes = sorted({int(m.group(1)) for n in names if (m := NODE.search(n)) is not None})
+        most_gauges = MOST_GAUGE_ROWS // (2 * len(nodes) + 2)
+        gauges = {node: self._node_gauges(node, there, most_gauges) for node in (0, *nodes)}
+        return RunRecording(
+            ranks=self._readable(ranks, lambda rank: rank.recording(there)),
+            system_rows=gauges[0].system_rows,
+            process_rows=gauges[0].process_rows,
+            seen=frozenset(n.removeprefix("seen-") for n in names if n.startswith("seen-")),
+            problems=list(self.problems),
+            other_nodes={node: gauges[node] for node in nodes},
+            monitor_events=[event for name in sorted(there) for event in self._monitor_events(name)],
+        )
+
+    def _pulled(self, names: list[str], there: set[str]) -> list[RankTail]:
+        most = max(self._most_cells // max(len(names), 1), LIVE_STEPS)
+        most = min(most, self._most_rows or most)
+
+        def pull(name: str) -> RankTail:
+            rank = self._ranks.get(name)
+            if rank is None:
+                rank = self._ranks[name] = RankTail(str(self.folder), name)
+            rank.pull(there, most, self._likely)
+            self._likely = rank.steps.count
+            return rank
+
+        return self._readable(names, pull)
+
+    def _monitor_events(self, name: str) -> list[RecordedEvent]:
+        if not (name.startswith("monitor") and name.endswith(".events.jsonl")):
+            return []
+        return self._events.setdefault(name, EventsTail(str(self.folder / name))).read()
+
+    def _node_gauges(self, node: int, there: set[str], most_rows: int) -> NodeGauges:
+        def pull(kind: str) -> Rows | None:
+            name = f"{kind}.node{node}.gauges" if node else f"{kind}.gauges"
+            if name not in there:
+                return None
+            if name not in self._gauges:
+                self._gauges[name] = _rows_tail(str(self.folder / name), _GAUGES[kind], None)
+            _pull(self._gauges[name], most_rows, rollup_name(name) in there, 0)
+            return self._gauges[name].held
+
+        found = [self._readable([kind], pull) or [None] for kind in _GAUGES]
+        return NodeGauges(*(rows for (rows,) in found))
+
+    def _readable(self, things: Iterable[S], read: Callable[[S], T]) -> list[T]:
+        """What `read` returns for each of these. One bad file hides no other: it is noted once."""
+        found = []
+        for thing in things:
+            try:
+                found.append(read(thing))
+            except (UnreadableRecording, OSError) as problem:
+                if str(problem) not in self.problems:
+                    self.problems.append(str(problem))
+        return found
+
+
+def live_tail(run_dir: Path) -> Tail:
+    """A tail for live views, which look at the newest steps again and again."""
+    return Tail(run_dir, LIVE_CELLS, LIVE_ROWS)
+
+
+class RankTail:
+    """The files of one training process."""
+
+    def __init__(self, folder: str, name: str) -> None:
+        self.name = name
+        stem = name.removesuffix(".steps")
+        self.steps = _rows_tail(os.path.join(folder, name), c.STEP_COLUMNS, STEPS)
+        self.header = self.steps.header
+        who = self.header.get("identity")
+        if not (isinstance(who, dict) and all(type(who.get(key, 0)) is int for key in ("rank", "pid"))):
+            raise UnreadableRecording(f"{self.steps.path}: does not say which rank it is of")
+        self.identity = identity_of(self.header)
+        self._device: RowsTail | None = None
+        self._device_name = f"{stem}.device"
+        self._rollup, self._device_rollup = rollup_name(name), rollup_name(self._device_name)
+        self._events = EventsTail(os.path.join(folder, f"{stem}.events.jsonl"))
+        self._repeats = False  # whether a step ever has two rows
+        self._checked = 0
+        self._head: Rows | None = None
+        self._node = int(found.group(1)) if (found := NODE.search(name)) is not None else 0
+
+    @property
+    def live(self) -> Live:
+        """What the process reported about itself at the last look."""
+        return Live.parse(self.steps.live_bytes)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every row that was read is still held."""
+        return self.steps.earlier is None
+
+    def pull(self, there: set[str], most_rows: int, likely: int) -> None:
+        """Read the steps that are new; `there` holds the names of all files in the folder."""
+        _pull(self.steps, most_rows, self._rollup in there, likely)
+
+    def recording(self, there: set[str]) -> RankRecording:
+        """Everything about the rank: its steps as of the last pull, its device times, its events."""
+        return RankRecording(
+            header=self.header,
+            rows=self._rows_of_steps(),
+            device_rows=self._device_rows(there),
+            user_names=names_of(self.steps.live_bytes[LIVE_NAMES], c.USER_SLOTS),
+            live_phase=self.live.phase,
+            lost_rows=self.live.state == layout.STATE_LOST,
+            events=self._events.read(),
+            node=self._node,
+            earlier=self.steps.earlier,
+            head=self._first_rows(),
+            identity=self.identity,
+        )
+
+    def _rows_of_steps(self) -> Rows:
+        """One row per step. Only new rows are searched for repeats, which are rare."""
+        rows = self.steps.held
+        new = rows[-(self.steps.count - self._checked + 1) :]
+        self._checked = self.steps.count
+        self._repeats = self._repeats or len(latest_of_each_step(new)) < len(new)
+        return latest_of_each_step(rows) if self._repeats else rows
+
+    def _first_rows(self) -> Rows | None:
+        if self.steps.earlier is not None and self._head is None:
+            rows = latest_of_each_step(self.steps.head(HEAD_ROWS))[list(HEAD_COLUMNS)]
+            self._head = rows.astype([(name, "<i8") for name in HEAD_COLUMNS])
+        return self._head
+
+    def _device_rows(self, there: set[str]) -> Rows | None:
+        """Device times of the steps that are held."""
+        if self._device_name not in there:
+            return None
+        if self._device is None:
+            path = self.steps.path.with_name(self._device_name)
+            self._device = _rows_tail(str(path), c.DEVICE_COLUMNS, None)
+        # A step has at most one row, so as many rows as there are steps held reach back as far.
+        _pull(self._device, len(self.steps.held), self._device_rollup in there, self.steps.count)
+        return self._device.held
+
+
+def _pull(tail: RowsTail, most_rows: int, has_rollup: bool, likely: int) -> None:
+    """Read everything new, even if rows that we have not read yet are rolled up, before or meanwhile."""
+    if has_rollup and not tail.count:
+        _skip(tail)
+    while not tail.pull(most_rows, likely) and _skip(tail):
+        pass
+
+
+def _skip(tail: RowsTail) -> bool:
+    """Go on after what is rolled up; False when that is not further than what was read."""
+    earlier = rolled_up(tail.path)
+    if earlier is None or int(earlier["end_row"]) <= tail.count:
+        return False
+    tail.restart(earlier)
+    return True
+
+
+def _rank_names(names: list[str]) -> list[str]:
+    return sorted(n for n in names if n.startswith("rank-") and n.endswith(".steps"))
+
+
+def _rows_tail(path: str, columns: layout.Columns, fold: Fold | None) -> RowsTail:
+    """Refuses a recording of another kind, whose rows would be taken for something else."""
+    tail = RowsTail(path, fold)
+    there = tail.header["columns"]
+    if there != columns and not {name for name, _ in there}.issuperset(name for name, _ in columns):
+        raise UnreadableRecording(f"{path}: other columns than expected")
+    return tail

@@ -1,0 +1,1 @@
+"""Runs on disk: their folders, the list of them, and summary files (ours and the released tool's)."""

@@ -1,0 +1,90 @@
+"""The run folder: its name, and who may claim or remove it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import Final
+
+from traceml.errors import CommandError, say
+from traceml.recording import layout
+from traceml.runs.liveness import monitor_lives
+from traceml.runs.manifest import MANIFEST, mark_as_run, read_manifest
+
+RECORDING: Final = layout.FOLDER
+MOST_STEM_BYTES: Final = 150
+"""Of a script's name in the run's: file systems take 255, and the time and a number follow."""
+
+
+def default_run_name(target: str) -> str:
+    """Script or program name and the time, so that runs sort by date within a script."""
+    stem = re.sub(r"[^\w.-]+", "_", Path(target).stem).strip("._-") or "run"
+    short = stem.encode()[:MOST_STEM_BYTES].decode(errors="ignore")
+    return f"{short}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def create(logs_dir: str, run_name: str | None, target: str, overwrite: bool) -> Path:
+    """Make the run folder. An explicit name that exists is an error; a default one gets a number."""
+    name = run_name or default_run_name(target)
+    logs = Path(logs_dir)
+    try:
+        logs = logs.absolute()  # fails in a folder that has been removed
+        logs.mkdir(parents=True, exist_ok=True)
+        return _claim(logs, name, explicit=run_name is not None, overwrite=overwrite)
+    except OSError as problem:
+        # Training comes first: an unwritable folder costs the place of the logs, not the run.
+        fallback = _temporary_folder()
+        say(f"cannot write to {logs} ({problem.strerror}); recording in {fallback} (see --logs-dir)")
+        return _claim(fallback, name, explicit=False, overwrite=False)
+
+
+def _temporary_folder() -> Path:
+    """Like `mkdtemp`, but with the mode that the user's umask gives."""
+    import tempfile  # rarely needed, and `traceml run` should start the command soon
+
+    while True:
+        folder = Path(tempfile.gettempdir()) / f"traceml-{os.urandom(4).hex()}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+
+
+def _claim(logs: Path, name: str, explicit: bool, overwrite: bool) -> Path:
+    folder, number = logs / name, 1
+    while True:
+        try:
+            folder.mkdir()
+            break
+        except FileExistsError:
+            if explicit and overwrite:
+                _remove_run(folder)
+            elif explicit:
+                raise CommandError(
+                    f"run {name!r} exists in {logs}; choose another --run-name or pass --overwrite"
+                ) from None
+            else:
+                number += 1
+                folder = logs / f"{name}-{number}"
+    (folder / RECORDING).mkdir()
+    mark_as_run(folder)
+    return folder
+
+
+def _remove_run(folder: Path) -> None:
+    """Only what is certainly a run of ours is ever removed."""
+    found = {path.name for path in folder.iterdir()}
+    if MANIFEST not in found and found - {RECORDING} | set((folder / RECORDING).glob("*")):
+        raise CommandError(f"{folder} is not a TraceML run; remove it yourself or choose another name")
+    manifest = read_manifest(folder)
+    if manifest.get("status") == "running":
+        lives = monitor_lives(folder, manifest)
+        if lives:
+            raise CommandError(f"run {folder.name!r} is still running; choose another --run-name")
+        if lives is None:
+            say(f"replacing run {folder.name!r} of another machine, where it had not ended")
+    shutil.rmtree(folder)

@@ -1,0 +1,177 @@
+"""Whether the processes of a run are still there.
+
+A process id alone says little: a restarted container hands out the same ones again, and another host or
+container has its own. The manifest therefore keeps when the monitor's process started, and on which boot
+and in which process namespace.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from traceml.recording import layout
+
+try:
+    import fcntl
+
+    HAS_LOCKS = True
+except ImportError:  # Windows
+    HAS_LOCKS = False
+
+LARGEST_PID: Final = 2**31 - 1
+RECENT_S: Final = 120.0
+"""A running monitor writes every few seconds; some file systems show that only after half a minute."""
+HOLD_TRIES: Final = 5
+_held: list[int] = []
+
+
+def this_process() -> dict[str, Any]:
+    """What identifies this process on this machine for good, with its id."""
+    return {"started": start_time(os.getpid()), "boot": _boot(), "namespace": _namespace()}
+
+
+def hold(run_dir: Path) -> None:
+    """Lock the run folder while this process lives: other containers of this machine can see that."""
+    for _ in range(HOLD_TRIES if HAS_LOCKS else 0):
+        descriptor = None
+        try:
+            descriptor = os.open(run_dir, os.O_RDONLY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.01)  # somebody is just looking (`_is_held`)
+        except OSError:
+            return  # a file system without locks
+        else:
+            _held.append(descriptor)
+            return
+        finally:
+            if descriptor is not None and descriptor not in _held:
+                os.close(descriptor)
+
+
+def monitor_lives(run_dir: Path, manifest: dict[str, Any]) -> bool | None:
+    """Whether the monitor that wrote this manifest still runs; None if that cannot be seen from here."""
+    pid, who = manifest.get("monitor_pid"), manifest.get("monitor_process")
+    environment = manifest.get("environment")
+    host = environment.get("host") if isinstance(environment, dict) else None
+    is_same_host = host in (None, socket.gethostname())
+    if not isinstance(who, dict):  # written before this was kept
+        return is_alive(pid) if is_same_host else None
+    if who.get("boot") != _boot():
+        return False if is_same_host else None  # restarted since, or another machine
+    if who.get("namespace") != _namespace():
+        return _is_held(run_dir)
+    started = start_time(pid) if is_alive(pid) else None
+    return is_alive(pid) and (None in (started, who.get("started")) or started == who["started"])
+
+
+def is_alive(pid: Any) -> bool:
+    """Whether a process with this id exists here and has not ended."""
+    if not isinstance(pid, int) or not 0 < pid <= LARGEST_PID:
+        return False  # 0 and below would ask for whole groups of processes
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's
+    return (_stat(pid) or "R")[0] not in "ZX"
+
+
+def is_running(pid: int) -> bool:
+    """Alive, and known to be so: where /proc does not show it, it is not."""
+    return (_stat(pid) or "X")[0] not in "ZX"
+
+
+def start_time(pid: Any) -> int | None:
+    """When the process started, in clock ticks since the boot; None where that is not known."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields and len(fields) > 19 else None
+
+
+def is_going_on(run_dir: Path, manifest: dict[str, Any]) -> bool:
+    """Whether a run that has not been ended is watched or trains; from afar, whether it still writes."""
+    lives = monitor_lives(run_dir, manifest)
+    return lives or (lives is None and was_written_recently(run_dir)) or still_trains(run_dir, manifest)
+
+
+def was_written_recently(run_dir: Path) -> bool:
+    """The only sign of life of processes that cannot be seen from here."""
+    newest = 0.0
+    try:
+        with os.scandir(run_dir / layout.FOLDER) as entries:
+            newest = max((entry.stat().st_mtime for entry in entries), default=0.0)
+    except OSError:
+        pass
+    return abs(time.time() - newest) < RECENT_S
+
+
+def still_trains(run_dir: Path, manifest: dict[str, Any]) -> bool:
+    """Whether a rank of this machine goes on, though nobody may watch it any more."""
+    # Imported only here: `traceml run` asks for `monitor_lives` before it starts the command.
+    import psutil
+
+    from traceml.recording.tail import live_tail
+
+    if not (run_dir / layout.FOLDER).is_dir():
+        return False
+    who = manifest.get("monitor_process")
+    if isinstance(who, dict) and (who.get("boot"), who.get("namespace")) != (_boot(), _namespace()):
+        return False  # its process ids mean others here
+    host = socket.gethostname()
+    for rank in live_tail(run_dir).local_ranks():
+        began_s = rank.header.get("process", {}).get("wall_ns", 0) / 1e9
+        if rank.identity.host not in (None, host) or rank.live.state != layout.STATE_RUNNING:
+            continue
+        try:
+            process = psutil.Process(rank.identity.pid or 0)
+            # A process that is younger than the recording only has the same number.
+            if process.create_time() <= began_s + 1 and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.Error:
+            continue
+    return False
+
+
+def _is_held(run_dir: Path) -> bool | None:
+    try:
+        descriptor = os.open(run_dir, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        if not HAS_LOCKS:
+            return None
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two may look at the same time
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None  # a file system without locks
+    finally:
+        os.close(descriptor)
+
+
+def _stat(pid: Any) -> list[str] | None:
+    """/proc/<pid>/stat from the state on; the name before it may hold anything."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode("ascii", "replace").split()
+    except OSError:
+        return None
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except (OSError, ValueError):
+        return socket.gethostname()
+
+
+def _namespace() -> str | None:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return None

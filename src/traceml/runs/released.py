@@ -1,0 +1,265 @@
+"""Reads a summary of the released TraceML package (`schema_version` 1.x) as a Summary of ours.
+
+Such a file has four sections with `diagnosis`, `issues`, `global.{average, median, worst, window}` and
+`groups.rows`. It has no block means, so a comparison has averages only. Older files have other names for
+phases, and their step time leaves out the wait for input; the sum of the phases shows whether it does.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import fields
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from traceml.runs.other_names import our_names
+from traceml.runs.untrusted import Document, without_nulls
+from traceml.schema.summary import (
+    Environment,
+    Finding,
+    Identity,
+    Member,
+    MetricStat,
+    Primary,
+    RankValue,
+    Run,
+    Section,
+    SectionWindow,
+    StepCounts,
+    Summary,
+)
+
+T = TypeVar("T")
+
+NEWEST_KNOWN: Final = 1.9
+SECTIONS: Final = ("step_time", "step_memory", "system", "process")
+CLOSES: Final = 0.02
+"""Phases add up to a step if their sum differs from it by at most this share."""
+
+KEYS: Final = {
+    "step_time": (
+        *("step_ms", "input_ms", "h2d_ms", "forward_ms", "backward_ms", "optimizer_ms"),
+        *("wait_ms", "compute_ms"),
+    ),
+    "step_memory": ("peak_allocated_bytes", "peak_reserved_bytes"),
+    "system": (
+        *("cpu_percent", "ram_bytes", "ram_percent", "gpu_util_percent"),
+        *("gpu_mem_bytes", "gpu_mem_percent", "gpu_temp_c", "gpu_power_w"),
+    ),
+    "process": ("cpu_percent", "rss_bytes", "gpu_mem_used_bytes", "gpu_mem_reserved_bytes"),
+}
+"""For each section: those of our metrics that the released package has too."""
+THEIR_NAMES: Final = {
+    "step_ms": ("step_time_ms", "total_step_ms", "step_ms"),
+    "input_ms": ("input_wait_ms", "dataloader_ms", "dataloader_fetch_ms", "input_ms"),
+    "wait_ms": ("residual_ms", "wait_ms", "wait_proxy_ms"),
+    "peak_allocated_bytes": ("peak_allocated_bytes", "peak_allocated"),
+    "peak_reserved_bytes": ("peak_reserved_bytes", "peak_reserved"),
+    "rss_bytes": ("ram_bytes", "rss_bytes"),
+}
+"""Names that a metric has had; the first that is there counts. The others have our name."""
+
+
+class _Facts(msgspec.Struct):
+    """The fields of all small objects (meta, window, identity, ...) in one type; each object has a few."""
+
+    run_name: str = ""
+    mode: str = ""
+    status: str = "unknown"
+    world_size: int | None = None
+    expected_world_size: int | None = None
+    nodes_observed: int = 1
+    training_total_steps: int | None = None
+    start_step: int | None = None
+    end_step: int | None = None
+    steps_analyzed: int | None = None
+    samples: int | None = None
+    diagnosis_clock: str = ""
+    node_rank: int | None = None
+    local_rank: int | None = None
+    hostname: str | None = None
+
+
+class _Value(msgspec.Struct):
+    value: float | None = None
+    idx: str = ""
+
+
+class _Global(msgspec.Struct):
+    window: _Facts = msgspec.field(default_factory=_Facts)
+    average: dict[str, float] = {}
+    median: dict[str, _Value] = {}
+    worst: dict[str, _Value] = {}
+
+
+class _Row(msgspec.Struct):
+    identity: _Facts = msgspec.field(default_factory=_Facts)
+    metrics: dict[str, float] = {}
+
+
+class _Groups(msgspec.Struct):
+    by: str = ""
+    rows: dict[str, _Row] = {}
+
+
+class _Section(msgspec.Struct):
+    metadata: _Facts = msgspec.field(default_factory=_Facts)
+    diagnosis: Finding = msgspec.field(default_factory=Finding)
+    issues: list[Finding] = []
+    overall: _Global = msgspec.field(default_factory=_Global, name="global")
+    groups: _Groups = msgspec.field(default_factory=_Groups)
+
+
+class _File(msgspec.Struct):
+    generated_at: str | None = None
+    duration_s: float | None = None
+    meta: _Facts = msgspec.field(default_factory=_Facts)
+    run_context: dict[str, _Facts] = {}
+    primary_diagnosis: Primary = msgspec.field(default_factory=Primary)
+    step_time: _Section = msgspec.field(default_factory=_Section)
+    step_memory: _Section = msgspec.field(default_factory=_Section)
+    system: _Section = msgspec.field(default_factory=_Section)
+    process: _Section = msgspec.field(default_factory=_Section)
+
+
+def is_released(data: dict[str, Any]) -> bool:
+    """Whether this looks like a summary of the released package, however old."""
+    return any(isinstance(data.get(name), dict) for name in SECTIONS) and "schema" not in data
+
+
+def version(data: dict[str, Any]) -> float:
+    """`schema_version`; a file without one is old."""
+    found = data.get("schema_version")
+    try:
+        return float(found) if isinstance(found, (str, int, float)) else 0.0
+    except (ValueError, OverflowError):
+        return 0.0
+
+
+def convert(document: Document, number: float) -> Summary:
+    """The whole file, as far as it goes."""
+    file = document.convert(_File, our_names(without_nulls(document.data)))
+    step_time = _section(file.step_time, "step_time")
+    context = {key: file.run_context.get(key, _Facts()) for key in ("run", "execution")}
+    world = file.meta.world_size or context["execution"].expected_world_size
+    steps = step_time.window.num_steps
+    return Summary(
+        run=Run(
+            name=file.meta.run_name,
+            status=context["run"].status,
+            reason="how the run ended is not in this file",
+            ended_at=file.generated_at,
+            duration_s=file.duration_s,
+            nodes=file.meta.nodes_observed,
+            world_size=world or max(len(step_time.ranks), 1),
+            steps=StepCounts(total=file.step_time.metadata.training_total_steps or steps, analyzed=steps),
+            mode=file.meta.mode,
+            notes=[f"Written by the released TraceML package (schema {number:g})."],
+        ),
+        primary_diagnosis=_primary(file.primary_diagnosis, step_time.diagnosis),
+        step_time=step_time,
+        step_memory=_section(file.step_memory, "step_memory"),
+        system=_section(file.system, "system"),
+        process=_section(file.process, "process"),
+        schema=f"released/{number:g}",
+        environment=Environment(world_size=world),
+    )
+
+
+def _primary(given: Primary, step_time: Finding) -> Primary:
+    """A file without a primary diagnosis gets that of the step time, which is nearest to it."""
+    nearest = {f.name: getattr(step_time, f.name) for f in fields(Finding)}
+    return given if given != Primary() else Primary(**nearest)
+
+
+def _section(given: _Section, name: str) -> Section:
+    overall, keys = given.overall, KEYS[name]
+    average = _renamed(overall.average, keys)
+    median, worst = _renamed(overall.median, keys), _renamed(overall.worst, keys)
+    rows = {key: row for key, row in given.groups.rows.items() if _is_index(key)}
+    numbers = {key: _renamed(row.metrics, keys) for key, row in rows.items()}
+    shares: dict[str, float | None] = {}
+    if name == "step_time":
+        if _leaves_out_input(average):
+            _add_input([average, *numbers.values()], [median, worst])
+        shares = {key: _share(key, average, [*numbers.values()]) for key in keys}
+    members = {key: _member(row.identity, numbers[key], keys) for key, row in rows.items()}
+    by_node = given.groups.by == "node_rank"
+    return Section(
+        diagnosis=given.diagnosis,
+        issues=given.issues,
+        window=_window(overall.window, name, has_memory="peak_allocated_bytes" in average),
+        metrics={
+            key: _stat(average.get(key), median.get(key, _Value()), worst.get(key, _Value()), shares.get(key))
+            for key in keys
+        },
+        ranks={} if by_node else members,
+        nodes=members if by_node else {},
+    )
+
+
+def _renamed(values: dict[str, T], keys: tuple[str, ...]) -> dict[str, T]:
+    """The values that are there, under our keys."""
+    found = {key: [n for n in THEIR_NAMES.get(key, (key,)) if n in values] for key in keys}
+    return {key: values[names[0]] for key, names in found.items() if names}
+
+
+def _window(window: _Facts, name: str, has_memory: bool) -> SectionWindow:
+    if name in ("system", "process"):
+        return SectionWindow(samples=window.samples)
+    clock = {"cpu": "host", "gpu": "device"}.get(window.diagnosis_clock, window.diagnosis_clock or "unknown")
+    return SectionWindow(
+        start_step=window.start_step,
+        end_step=window.end_step,
+        num_steps=window.steps_analyzed,
+        clock=clock if name == "step_time" else None,
+        memory="device" if has_memory else None,
+    )
+
+
+def _is_index(key: str) -> bool:
+    return key.isascii() and key.isdigit() and len(key) < 10
+
+
+def _stat(average: float | None, median: _Value, worst: _Value, share: float | None) -> MetricStat:
+    middle, most = (RankValue(v.value, int(v.idx) if _is_index(v.idx) else None) for v in (median, worst))
+    skew = most.value / middle.value - 1 if most.value is not None and middle.value else None
+    return MetricStat(average, middle, most, skew=skew, share=share)
+
+
+def _member(who: _Facts, numbers: dict[str, float], keys: tuple[str, ...]) -> Member:
+    identity = Identity(node_rank=who.node_rank, local_rank=who.local_rank, host=who.hostname)
+    return Member(identity, {key: numbers.get(key) for key in keys})
+
+
+def _leaves_out_input(average: dict[str, float]) -> bool:
+    """Whether the other phases add up to the step time without the wait for input, but not with it."""
+    step, fetch = average.get("step_ms"), average.get("input_ms")
+    if not step or not fetch or "compute_ms" not in average:
+        return False
+    rest = sum(average.get(key, 0.0) for key in ("compute_ms", "h2d_ms", "wait_ms"))
+    return abs(rest - step) <= CLOSES * step < abs(rest + fetch - step)
+
+
+def _add_input(numbers: list[dict[str, float]], values: list[dict[str, _Value]]) -> None:
+    """Count the wait for input in the step time."""
+    for of_one in numbers:
+        of_one["step_ms"] = of_one.get("step_ms", 0.0) + of_one.get("input_ms", 0.0)
+    for stat in values:
+        step, fetch = stat.get("step_ms", _Value()), stat.get("input_ms", _Value())
+        if step.value is not None:
+            step.value += fetch.value or 0.0
+
+
+def _share(key: str, average: dict[str, float], ranks: list[dict[str, float]]) -> float | None:
+    """Median of the ranks' shares of step time; if no rank has one, the share of the averages."""
+    for group in (ranks, [average]):
+        shares = [
+            numbers[key] / numbers["step_ms"]
+            for numbers in group
+            if key in numbers and numbers.get("step_ms")
+        ]
+        if shares:
+            return statistics.median(shares)
+    return None

@@ -1,0 +1,174 @@
+"""Finds and reads the summary that a user means: a file, a run folder or a run name. Errors are one line."""
+
+from __future__ import annotations
+
+import re
+import stat
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from traceml.errors import CommandError
+from traceml.recording import layout
+from traceml.runs import released
+from traceml.runs.manifest import SUMMARY_JSON
+from traceml.runs.other_names import our_names
+from traceml.runs.untrusted import Document, clean
+from traceml.schema import fmt
+from traceml.schema.catalog import METRICS, Metric
+from traceml.schema.summary import SCHEMA, Finding, Primary, Section, Summary
+
+MOST_BYTES: Final = 64 * 1024 * 1024
+HEAD_BYTES: Final = 4096
+VERSION: Final = int(SCHEMA.rpartition("/")[2])
+NO_SECTION: Final = Finding(summary="The summary has no such section.")
+NO_DIAGNOSIS: Final = Primary(summary="The summary names no diagnosis.")
+GENERIC: Final = frozenset({"final_summary", "summary", "final", "traceml_summary", "result", "results"})
+"""File names that say nothing about the run: its folder's name is used instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A summary, and notes about the file it comes from."""
+
+    name: str
+    path: str
+    summary: Summary
+    notes: list[str] = field(default_factory=list)
+
+
+def locate(given: str, logs: Path) -> Path:
+    """The summary file that is meant by a file, a run folder or the name of a run under `logs`."""
+    path = Path(given)
+    try:
+        if not path.exists() and (logs / given).exists():
+            path = logs / given
+        if path.is_dir():
+            folder, path = path, path / SUMMARY_JSON
+            if not path.exists() and (folder / layout.FOLDER).is_dir():
+                where = shown(folder)
+                raise CommandError(f"{where}: no {SUMMARY_JSON} yet; `traceml view {where}` makes it")
+            if not path.exists():
+                raise CommandError(f"{shown(folder)}: not a TraceML run folder (no {SUMMARY_JSON} in it)")
+        if not path.exists():
+            raise CommandError(f"{shown(path)}: no such file, run folder, or run under {shown(logs)}/")
+    except (OSError, ValueError) as problem:
+        raise CommandError(f"{clean(given)[:200]}: cannot be read ({_reason(problem)})") from None
+    return path
+
+
+def name_of(path: Path) -> str:
+    """What to call the run of this file: the file's own name, or its folder's if that is generic."""
+    is_generic = path.stem.lower() in GENERIC
+    return (path.resolve().parent.name if is_generic else "") or path.stem
+
+
+def read(path: Path) -> Reading:
+    """The summary in this file."""
+    data = _content(path)
+    schema = data.get("schema")
+    if isinstance(schema, str) and schema.startswith("traceml.summary/"):
+        number = re.fullmatch(r"traceml\.summary/(\d{1,6})(\..*)?", schema)
+        is_newer = number is None or int(number[1]) > VERSION
+        document = Document(shown(path), data, is_newer)
+        summary = document.convert(Summary, our_names(document.data))
+    elif released.is_released(data):
+        version = released.version(data)
+        is_newer = version > released.NEWEST_KNOWN
+        document = Document(shown(path), data, is_newer)
+        summary = released.convert(document, version)
+    else:
+        raise CommandError(f"{shown(path)}: {_other(data)}")
+    newer = f"{shown(path)} was written by a newer version ({summary.schema}); what is unknown was ignored."
+    notes = [newer, *document.notes] if is_newer else document.notes
+    return Reading(name_of(path), str(path), _completed(summary), notes)
+
+
+def _completed(summary: Summary) -> Summary:
+    """Add a diagnosis to every section, and a catalogue row for every metric that can be shown."""
+    primary = summary.primary_diagnosis
+    more = [row for row in summary.catalog if row.unit in fmt.BY_UNIT]
+    rows: dict[tuple[str, str], Metric] = {(row.section, row.key): row for row in (*more, *METRICS)}
+    return replace(
+        summary,
+        primary_diagnosis=NO_DIAGNOSIS if primary == Primary() else primary,
+        step_time=_with_diagnosis(summary.step_time),
+        step_memory=_with_diagnosis(summary.step_memory),
+        system=_with_diagnosis(summary.system),
+        process=_with_diagnosis(summary.process),
+        catalog=list(rows.values()),
+    )
+
+
+def _with_diagnosis(section: Section) -> Section:
+    if section.diagnosis == Finding():
+        found = section.issues[0] if section.issues else NO_SECTION
+        section = replace(section, diagnosis=found)
+    return replace(section, issues=section.issues or [section.diagnosis])
+
+
+def shown(path: Path) -> str:
+    """A path in a message."""
+    return clean(str(path))
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):
+            raise CommandError(f"{shown(path)}: not a file")
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+            if wrong := _not_json(head):
+                raise CommandError(f"{shown(path)}: {wrong}")
+            if about.st_size > MOST_BYTES:
+                raise CommandError(f"{shown(path)}: too large for a summary ({about.st_size / 1e6:,.0f} MB)")
+            data = head + file.read(MOST_BYTES)
+    except OSError as problem:
+        raise CommandError(f"{shown(path)}: cannot be read ({_reason(problem)})") from None
+    try:
+        found = msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"))
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as problem:
+        raise CommandError(f"{shown(path)}: {_bad_json(data, str(problem))}") from None
+    if not isinstance(found, dict):
+        raise CommandError(f"{shown(path)}: JSON, but not a TraceML summary ({SUMMARY_JSON})")
+    return found
+
+
+def _not_json(head: bytes) -> str | None:
+    """If the file cannot be JSON: what it is instead, judged by how it begins."""
+    if not head.strip():
+        return "the file is empty"
+    if head.startswith(b"SQLite format 3\0"):
+        return f"a database; give the {SUMMARY_JSON} of a finished run"
+    text = head.lstrip(b"\xef\xbb\xbf").lstrip()
+    if text[:1] in (b"{", b"["):
+        return None
+    if b"TraceML" in head and text[:1] in (b"-", b"+", b"T", b"="):
+        return f"the summary as text; give the JSON file beside it ({SUMMARY_JSON})"
+    if b"\0" in head:
+        return f"a binary file; give the {SUMMARY_JSON} of a finished run"
+    return f"not JSON; give the {SUMMARY_JSON} of a finished run"
+
+
+def _bad_json(data: bytes, problem: str) -> str:
+    if "truncated" in problem:
+        return "the file is truncated: its JSON has no end"
+    if any(word in data for word in (b"NaN", b"Infinity")) or "out of range" in problem:
+        return "not valid JSON: it holds NaN, an infinity or a number out of range"
+    return f"not valid JSON ({clean(problem)[:120]})"
+
+
+def _other(data: dict[str, Any]) -> str:
+    schema = data.get("schema")
+    if isinstance(schema, str) and schema.startswith("traceml.compare/"):
+        return "a comparison, not a summary; give the summaries of two runs"
+    if "monitor_pid" in data:
+        return f"the manifest of a run; give the {SUMMARY_JSON} beside it"
+    return f"JSON, but not a TraceML summary ({SUMMARY_JSON})"
+
+
+def _reason(problem: OSError | ValueError) -> str:
+    return getattr(problem, "strerror", None) or clean(str(problem))

@@ -1,0 +1,101 @@
+"""Turns JSON that may be old, newer than us, damaged or hostile into typed objects, or one clear line.
+
+A missing value, or a null where the type allows none, becomes the default of its type. A wrong value ends the
+command with one line that names its place; in a file of a newer version it is left out, with a note.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from traceml.errors import CommandError
+
+T = TypeVar("T")
+LARGEST: Final = 1e18
+"""No time, size or count of a training run is larger; a larger number would only overflow later."""
+LONGEST_TEXT: Final = 2000
+LONGEST_KEY: Final = 100
+DEEPEST: Final = 20
+MOST_FAULTS: Final = 20
+SIGNED: Final = frozenset({"skew"})
+"""Statistics that may be negative; all others are times, sizes or counts."""
+
+
+def clean(text: str) -> str:
+    """The text with spaces for control characters, so that it cannot control a terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
+
+
+class Document:
+    """One JSON document; `notes` says what was left out because the file is of a newer version."""
+
+    def __init__(self, source: str, data: dict[str, Any], is_newer: bool) -> None:
+        self.source = source
+        self.notes: list[str] = []
+        self._is_newer = is_newer
+        self.data: dict[str, Any] = self._sound(data, "$", 0)
+
+    def convert(self, shape: type[T], data: Any = None) -> T:
+        """The document, or a part of it, as this type."""
+        given = self.data if data is None else data
+        for _ in range(MOST_FAULTS):
+            try:
+                return msgspec.convert(given, shape)
+            except msgspec.ValidationError as problem:
+                what, _, place = str(problem).partition(" - at ")
+                if what.endswith("got `null`"):
+                    given = without_nulls(given)
+                    continue
+                self._fault(place.strip("`") or "$", what[:1].lower() + what[1:])
+                given = _without(given, place.strip("`"))
+        raise CommandError(f"{self.source}: too many values of unexpected types")
+
+    def _fault(self, place: str, what: str) -> None:
+        if not self._is_newer:
+            raise CommandError(f"{self.source}: {what} at {place}; the file is damaged")
+        if len(self.notes) < 5:
+            self.notes.append(f"{self.source}: {place} was ignored ({what})")
+
+    def _sound(self, value: Any, place: str, depth: int) -> Any:
+        """The value without control characters, and with numbers of sensible size."""
+        if isinstance(value, str):
+            return clean(value[:LONGEST_TEXT])
+        if isinstance(value, (dict, list)) and depth > DEEPEST:
+            return type(value)()
+        if isinstance(value, dict):
+            pairs = ((clean(key[:LONGEST_KEY]), inner) for key, inner in value.items())
+            return {key: self._sound(inner, f"{place}.{key}", depth + 1) for key, inner in pairs}
+        if isinstance(value, list):
+            return [self._sound(inner, f"{place}[{i}]", depth + 1) for i, inner in enumerate(value)]
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if abs(value) > LARGEST:
+                return self._fault(place, "expected a number of sensible size")
+            last = place.rpartition(".")[2]
+            if value < 0 and ".metrics." in place and last not in SIGNED:
+                return self._fault(place, "expected a number of at least 0")
+        return value
+
+
+def without_nulls(value: Any) -> Any:
+    """The value without the nulls in its objects: a field that is missing has its default."""
+    if isinstance(value, dict):
+        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _without(data: Any, place: str) -> Any:
+    """The same data without the value at this place, as precisely as msgspec names it."""
+    steps = re.findall(r"\.([^.\[]+)|\[(\d+)\]|(\[\.\.\.\])", place)
+    if not steps or steps[0][2]:
+        return {}
+    key = steps[0][0] or int(steps[0][1])
+    rest = "$" + place[1:].removeprefix(f".{key}" if steps[0][0] else f"[{key}]")
+    copied = dict(data) if isinstance(data, dict) else list(data)
+    if rest == "$":
+        del copied[key]
+    else:
+        copied[key] = _without(copied[key], rest)
+    return copied

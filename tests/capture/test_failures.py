@@ -1,0 +1,91 @@
+"""Whatever part of capture fails, the training does not notice: same results, one line on standard error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.capture.test_device import SimulatedDevice
+from traceml import errors
+from traceml.capture import device, events, garbage, gradients, inputs, install, leading_optimizer, rank
+from traceml.capture import session as sessions
+from traceml.recording import writer
+
+CALLED: tuple[tuple[Any, str], ...] = (
+    *((sessions.Session, name) for name in ("enter_forward", "backward_begins", "backward_ended")),
+    *((sessions.Session, name) for name in ("optimizer_stepped", "end_step", "drop_step", "phase_failed")),
+    *((sessions.Session, name) for name in ("loader_starts", "fetch_begins", "fetched")),
+    *((sessions.Session, name) for name in ("become_rank", "use_device", "_read_memory")),
+    *((inputs.Inputs, name) for name in ("role_of", "loader_started", "resolve", "infer")),
+    *((leading_optimizer.LeadingOptimizer, name) for name in ("stepped", "new_batch")),
+    *((gradients.GradientWatch, name) for name in ("step_ended",)),
+    *((garbage.GarbageWatch, name) for name in ("__call__",)),
+    *((events.EventLog, name) for name in ("add", "open")),
+    *((writer.RecordingWriter, name) for name in ("__init__", "grow", "append_packed")),
+    *((device.DeviceClock, name) for name in ("_mark", "_poll", "_resolve", "rename", "drop_step")),
+    *((SimulatedDevice, name) for name in ("new_event", "memory", "is_capturing")),
+    (sessions, "size_of"),
+    (sessions, "trained_parameters"),
+    (rank, "_own_cost_ns"),
+)
+"""Everything of ours that a patch leads to."""
+
+
+@pytest.fixture(autouse=True)
+def _no_line_was_printed_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(errors, "_said", set())
+    yield
+    install.deactivate()
+
+
+def train(session: Any = None) -> list[float]:
+    """Two epochs with a skipped batch, an evaluation, a checkpoint and a second optimizer; all losses."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for _ in range(2)]
+    data = torch.utils.data.TensorDataset(torch.randn(48, 8))
+    losses = []
+    for epoch in range(2):
+        for index, (x,) in enumerate(torch.utils.data.DataLoader(data, batch_size=4)):
+            try:
+                loss = model(x[:, :5] if index == 3 else x).pow(2).mean()
+            except RuntimeError:
+                continue  # a batch of the wrong shape
+            optimizers[epoch].zero_grad()
+            loss.backward()
+            optimizers[epoch].step()
+            losses.append(loss.item())
+            if session is not None and session.writer is not None and session.device is None and index == 1:
+                session.use_device(SimulatedDevice(), str(Path(session.run_dir) / f"{epoch}.device"), {})
+        with torch.no_grad():
+            losses.append(model(torch.ones(4, 8)).sum().item())
+    return losses
+
+
+@pytest.mark.parametrize("first", [1, 2, 9])
+@pytest.mark.parametrize(("owner", "name"), CALLED, ids=lambda value: getattr(value, "__name__", value))
+def test_training_survives_the_failure_of_any_part(
+    owner: Any, name: str, first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its n-th call on this part raises: every loss is that of the plain training."""
+    plain = train()
+    real, calls = getattr(owner, name), []
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) >= first:
+            raise RuntimeError("broken on purpose")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, failing)
+    (tmp_path / "recording").mkdir()
+    session = install.activate(run_dir=str(tmp_path))
+    guarded = errors.failsafe("using a simulated device", None)
+    if session is not None:
+        session.use_device = guarded(session.use_device)  # type: ignore[method-assign]
+    assert train(session) == plain

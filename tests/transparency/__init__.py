@@ -1,0 +1,1 @@
+"""Each training runs plainly and traced; nothing that a user can see may differ."""

@@ -1,0 +1,115 @@
+"""Patterns in step times: shifts, slow steps and their period, on hand-made series."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.made import every
+from traceml.analyze.patterns import find_period, find_shift, slow_steps
+
+NOISE = np.random.default_rng(7)
+
+
+def steady(count: int, level: float = 10.0, noise: float = 0.03) -> np.ndarray:
+    """A healthy series with a little noise."""
+    return level * (1 + noise * NOISE.standard_normal(count))
+
+
+@pytest.mark.parametrize("at", [20, 60, 100, 180])
+def test_lasting_rise_is_found_where_it_began(at: int) -> None:
+    """A series that rises by half and stays up is a shift at that step, with both levels."""
+    shift = find_shift(np.concatenate([steady(at), steady(200 - at, 15.0)]))
+    assert shift is not None
+    assert abs(shift.at - at) <= 1
+    assert shift.before == pytest.approx(10, rel=0.03)
+    assert shift.after == pytest.approx(15, rel=0.03)
+
+
+def test_shift_in_a_long_run_is_found_to_within_a_block() -> None:
+    """A long run is searched in 200 blocks."""
+    shift = find_shift(np.concatenate([steady(12_000), steady(8_000, 13.0)]))
+    assert shift is not None
+    assert abs(shift.at - 12_000) <= 100
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        steady(200),
+        np.concatenate([steady(100), steady(100, 11.0)]),  # 10 %: too little
+        np.concatenate([steady(100, 15.0), steady(100)]),  # faster, not slower
+        np.concatenate([steady(70), steady(60, 20.0), steady(70)]),  # it came back
+        np.concatenate([steady(100), steady(92, 20.0), steady(8)]),  # it came back at the very end
+        np.concatenate([steady(190), steady(10, 30.0)]),  # too late to be sure
+        steady(39, 10.0) + np.arange(39) // 20 * 10,  # too few steps
+        every(10, 100.0, 200, otherwise=10.0),  # periodic slow steps
+        np.concatenate([steady(100), steady(100) * (1 + np.arange(100) % 2)]),  # half of them only
+        np.zeros(100),
+        np.zeros(0),
+    ],
+    ids=[
+        "flat",
+        "small",
+        "faster",
+        "back",
+        "back at the end",
+        "late",
+        "short",
+        "periodic",
+        "half",
+        "zeros",
+        "empty",
+    ],
+)
+def test_series_without_a_lasting_rise_has_no_shift(series: np.ndarray) -> None:
+    """Noise, small, short or temporary changes, speed-ups and periodic slow steps are not shifts."""
+    assert find_shift(series) is None
+
+
+@given(
+    values=st.lists(st.floats(1e-3, 1e12, allow_nan=False), max_size=300),
+)
+@settings(max_examples=150)
+def test_shift_and_slow_steps_are_plausible_for_any_series(values: list[float]) -> None:
+    """A shift is inside the series and goes up; slow steps are a minority above the median."""
+    series = np.array(values, dtype=float)
+    shift = find_shift(series)
+    if shift is not None:
+        assert 20 <= shift.at <= len(series) - 20 + len(series) // 200
+        assert shift.after >= 1.15 * shift.before
+    slow = slow_steps(series)
+    assert len(slow) <= 0.25 * len(series)
+    assert not len(slow) or series[slow].min() > np.median(series)
+
+
+def test_slow_steps_take_at_least_1_5_times_the_median() -> None:
+    """40 % longer is not slow, 60 % longer is."""
+    assert len(slow_steps(every(10, 14.0, 100, otherwise=10.0))) == 0
+    assert list(slow_steps(every(10, 16.0, 100, otherwise=10.0))) == list(range(0, 100, 10))
+
+
+def test_too_few_or_too_many_slow_steps_are_ignored() -> None:
+    """At least three slow steps, and at most a quarter of all."""
+    assert len(slow_steps(every(50, 90.0, 100, otherwise=10.0))) == 0
+    assert len(slow_steps(every(3, 90.0, 99, otherwise=10.0))) == 0
+
+
+@pytest.mark.parametrize("period", [2, 3, 7, 10, 25, 100])
+def test_period_of_evenly_spaced_steps_is_found(period: int) -> None:
+    """Their spacing is the period."""
+    assert find_period(np.arange(5, 5 + 8 * period, period)) == period
+
+
+def test_period_is_found_despite_small_irregularities() -> None:
+    """Distances within 5 % agree, and one missing step in ten does not matter."""
+    assert find_period(np.array([0, 100, 201, 300, 399, 500, 600])) == 100
+    assert find_period(np.array([i * 10 for i in range(12) if i != 6])) == 10
+
+
+@pytest.mark.parametrize("indices", [[], [3], [3, 9, 40], [1, 5, 30, 31, 77, 120], [1, 2, 3, 4, 5]], ids=str)
+def test_irregular_steps_have_no_period(indices: list[int]) -> None:
+    """Too few, irregular or neighbouring steps have no period."""
+    assert find_period(np.array(indices, dtype=np.int64)) is None

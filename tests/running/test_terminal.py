@@ -141,6 +141,8 @@ def test_ctrl_backslash_quits_with_a_summary(tmp_path: Path) -> None:
     """SIGQUIT from the terminal ends the command, and the exit says so."""
     terminal = counting(tmp_path, TERM)
     terminal.type(CTRL_BACKSLASH)
+    # The key is on its way: only once the command is gone may it be told to stop.
+    terminal.until(lambda _: terminal.process.poll() is not None, "it does not quit")
     assert terminal.end() == -signal.SIGQUIT
     assert "killed by SIGQUIT" in terminal.shown
 

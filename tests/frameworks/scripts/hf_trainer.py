@@ -3,7 +3,7 @@
 import sys
 
 import torch
-from naps import nap
+from naps import clocked, nap
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 sample_ms, forward_ms, eval_ms = (float(v) for v in sys.argv[1:4])
@@ -32,6 +32,12 @@ class Model(BertForSequenceClassification):
         return super().forward(input_ids=input_ids, attention_mask=attention_mask, labels=labels, **more)
 
 
+class ClockedTrainer(Trainer):
+    def evaluate(self, *args, **kwargs):
+        with clocked("evaluation"):
+            return super().evaluate(*args, **kwargs)
+
+
 config = BertConfig(
     hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=100
 )
@@ -50,7 +56,7 @@ arguments = TrainingArguments(
     use_cpu=True,
     disable_tqdm=True,
 )
-trainer = Trainer(
+trainer = ClockedTrainer(
     model=Model(config),
     args=arguments,
     train_dataset=Data(1000, sample_ms, "input"),

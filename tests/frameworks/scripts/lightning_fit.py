@@ -4,7 +4,7 @@ import sys
 
 import lightning
 import torch
-from naps import nap
+from naps import clocked, nap
 from torch import nn
 
 sample_ms, forward_ms, eval_ms = (float(v) for v in sys.argv[1:4])
@@ -52,7 +52,17 @@ class Module(lightning.LightningModule):
         return torch.optim.Adam(self.parameters())
 
 
+class EvaluationClock(lightning.Callback):
+    def on_validation_start(self, trainer, module):
+        self.clock = clocked("evaluation" if trainer.global_step else "sanity check")
+        self.clock.__enter__()
+
+    def on_validation_end(self, trainer, module):
+        self.clock.__exit__(None, None, None)
+
+
 trainer = lightning.Trainer(
+    callbacks=[EvaluationClock()],
     max_epochs=1,
     accelerator="cpu",
     enable_progress_bar=False,

@@ -4,6 +4,7 @@ A sleep of 5 ms takes 6 when the machine is busy. What TraceML must find is the 
 each nap writes both numbers, and the tests hold TraceML against the second.
 """
 
+import contextlib
 import json
 import os
 import time
@@ -15,8 +16,21 @@ def nap(ms, name):
         return
     began = time.perf_counter()
     time.sleep(ms / 1000)
-    took_ms = (time.perf_counter() - began) * 1000
-    line = json.dumps({"name": name, "rank": int(os.environ.get("RANK", "0")), "asked": ms, "took": took_ms})
+    note(name, ms, (time.perf_counter() - began) * 1000)
+
+
+@contextlib.contextmanager
+def clocked(name):
+    """Note how long this block took; nothing was asked of it."""
+    began = time.perf_counter()
+    yield
+    note(name, 0, (time.perf_counter() - began) * 1000)
+
+
+def note(name, asked_ms, took_ms):
+    """One line of naps.jsonl."""
+    rank = int(os.environ.get("RANK", "0"))
+    line = json.dumps({"name": name, "rank": rank, "asked": asked_ms, "took": took_ms})
     file = os.open("naps.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.write(file, line.encode() + b"\n")  # one write: the lines of several processes do not mix
     os.close(file)

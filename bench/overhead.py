@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from traceml.capture.switch import ROW
+from traceml.capture.slots import ROW
 from traceml.recording.layout import padded_row_size
 from traceml.recording.writer import CHUNK_BYTES
 

@@ -18,5 +18,6 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(import_module("traceml.capture.api"), name)
+        found = globals()[name] = getattr(import_module("traceml.capture.api"), name)
+        return found
     raise AttributeError(f"module 'traceml' has no attribute {name!r}")

@@ -14,7 +14,7 @@ from torch import nn
 from tests.capture.conftest import Recorder
 from traceml.analyze.align import align
 from traceml.capture.device import MOST_PENDING, DeviceClock
-from traceml.capture.switch import PENDING_EVAL, PENDING_FETCH
+from traceml.capture.slots import PENDING_EVAL, PENDING_FETCH
 from traceml.recording.tail import Tail
 from traceml.schema import catalog as c
 

@@ -19,9 +19,9 @@ from traceml.recording import writer
 CALLED: tuple[tuple[Any, str], ...] = (
     *((sessions.Session, name) for name in ("enter_forward", "backward_begins", "backward_ended")),
     *((sessions.Session, name) for name in ("optimizer_stepped", "end_step", "drop_step", "phase_failed")),
-    *((sessions.Session, name) for name in ("loader_starts", "fetch_begins", "fetched")),
+    *((sessions.Session, name) for name in ("loader_starts", "fetch_begins", "fetched", "fetch_stopped")),
     *((sessions.Session, name) for name in ("become_rank", "use_device", "_read_memory")),
-    *((inputs.Inputs, name) for name in ("role_of", "loader_started", "resolve", "infer")),
+    *((inputs.Inputs, name) for name in ("role_of", "loader_started", "resolve", "infer", "is_open")),
     *((leading_optimizer.LeadingOptimizer, name) for name in ("stepped", "new_batch")),
     *((gradients.GradientWatch, name) for name in ("step_ended",)),
     *((garbage.GarbageWatch, name) for name in ("__call__",)),
@@ -29,7 +29,7 @@ CALLED: tuple[tuple[Any, str], ...] = (
     *((writer.RecordingWriter, name) for name in ("__init__", "grow", "append_packed")),
     *((device.DeviceClock, name) for name in ("_mark", "_poll", "_resolve", "rename", "drop_step")),
     *((SimulatedDevice, name) for name in ("new_event", "memory", "is_capturing")),
-    (sessions, "size_of"),
+    (inputs, "size_of"),
     (sessions, "trained_parameters"),
     (rank, "_own_cost_ns"),
 )

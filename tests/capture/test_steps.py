@@ -14,7 +14,7 @@ from torch import nn
 
 import traceml
 from tests.capture.conftest import Recorder
-from traceml.capture.switch import is_in_c
+from traceml.capture.c_module import c_module
 from traceml.recording.tail import Tail
 from traceml.schema import catalog as c
 
@@ -50,7 +50,7 @@ def test_the_recording_says_whether_the_c_switch_made_it(recorder: Recorder, mak
     for x, y in loader:
         step(model, optimizer, x, y)
     overhead = Tail(recorder.folder).read().ranks[0].header["overhead"]
-    assert overhead["in_c"] is is_in_c()
+    assert overhead["in_c"] is (c_module is not None)
     assert overhead["switch_ns"] > 0
 
 
@@ -451,8 +451,8 @@ def test_garbage_collection_is_timed(recorder: Recorder, make_training: Make) ->
         step(model, optimizer, x, y)
         gc.collect()
     rows = recorder.rows()
-    assert (rows["gc_ns"][1:] > 1e6).all()
-    assert (rows["gc_wait_ns"][1:] > 1e6).all()
+    assert (rows["gc_us"][1:] > 1e3).all()
+    assert (rows["gc_wait_us"][1:] > 1e3).all()
     assert len(keep) == 200_000
 
 

@@ -115,5 +115,5 @@ def test_documented_keys_are_in_the_summary(steps: int) -> None:
 
 def test_phase_keys_are_frozen() -> None:
     """Files on disk contain these names in this order."""
-    keys = "input h2d forward backward sync optimizer validation checkpoint"
+    keys = "input h2d forward no_grad backward sync optimizer validation checkpoint"
     assert [p.key for p in c.PHASES] == keys.split()

@@ -186,11 +186,16 @@ def test_overhead_is_subtracted_before_judging() -> None:
     ("parts", "words"),
     [
         ({"checkpoint": 30.0, "wait": 5.0}, "checkpoint writing is 85.7 % of it"),
-        ({"validation": 30.0, "checkpoint": 10.0}, "validation is 75.0 % of it"),
+        ({"validation": 30.0, "checkpoint": 10.0}, "validation is 75.0 % of it, 25.0 % checkpoint writing."),
         ({"wait": 30.0, "gc_wait": 20.0}, "garbage collection is 66.7 % of it"),
-        ({"wait": 30.0, "checkpoint": 10.0}, "it is unattributed"),
+        ({"wait": 30.0}, "it is unattributed; 100.0 % of it is after the forward pass, where"),
+        (
+            {"wait": 30.0, "checkpoint": 10.0},
+            "75.0 % is unattributed, 100.0 % of it is after the forward pass",
+        ),
+        ({"wait": 15.0, "validation": 20.0}, "validation is 57.1 % of it; 42.9 % is unattributed"),
     ],
-    ids=["checkpoint", "validation", "gc", "unattributed"],
+    ids=["checkpoint", "validation", "gc", "unattributed", "mostly unattributed", "partly unattributed"],
 )
 def test_wait_heavy_names_its_largest_part(parts: dict[str, Any], words: str) -> None:
     """The largest part is named with its share, or reported as unattributed."""
@@ -418,3 +423,22 @@ def test_every_window_has_sorted_findings_with_complete_sentences(seed: int) -> 
         assert finding.action
         assert "{" not in finding.summary + finding.action
         assert 0 <= finding.score <= 1
+
+
+@pytest.mark.parametrize(
+    ("busy", "words", "advice"),
+    [(28.0, "thread was busy", "profile"), (2.0, "thread was idle", "sleeps, blocking")],
+)
+def test_busy_and_idle_unattributed_time_are_told_apart(busy: float, words: str, advice: str) -> None:
+    """A training thread that computes there needs a profiler; one that sleeps needs another look."""
+    found = first(window(forward=70.0, wait=30.0, busy_wait=busy, overhead=0.0))
+    assert words in found.summary
+    assert advice in found.action
+
+
+def test_a_teacher_that_fills_the_step_is_compute() -> None:
+    """Forward passes without gradients are model work: COMPUTE-BOUND names them and has advice for them."""
+    found = first(window(forward=20.0, no_grad=70.0, backward=8.0, wait=2.0, overhead=0.0))
+    assert (found.kind, found.phase) == ("COMPUTE_BOUND", "no_grad")
+    assert "forward without gradients is the largest part (70.0 ms)" in found.summary
+    assert "teacher" in found.action

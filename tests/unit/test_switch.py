@@ -11,19 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceml.capture import switch as module
-from traceml.capture.switch import (
+from traceml.capture.c_module import c_module
+from traceml.capture.slots import (
+    AFTER_PENDING,
     AFTER_VALIDATION,
+    FIRST_SLOT,
+    NODE_FACTORS,
     PASS,
     PENDING_EVAL,
     PENDING_FETCH,
+    PENDING_NO_GRAD,
     ROW,
     SHORT_GAP_NS,
     SLOTS,
-    PythonSwitch,
-    Switch,
-    is_in_c,
+    is_wait,
 )
+from traceml.capture.switch import PythonSwitch, Switch
 from traceml.recording.layout import SEQUENCE, padded_row_size
 from traceml.schema import catalog as c
 
@@ -53,6 +56,8 @@ class Driver:
         self.switch.thread = get_ident()
         self.marks: list[int] = []
         self.switch.mark = self.marks.append
+        self.nodes = 0
+        self.switch.count_nodes = lambda: self.nodes
         self.live = bytearray(4)
         self.switch.show_in(self.live, 2)
         self.open: list[int] = []
@@ -66,8 +71,9 @@ class Driver:
 
     def state(self) -> tuple[Any, ...]:
         s = self.switch
-        counts = (s.fetches, s.backwards, s.samples, s.tokens, s.gc_ns, s.gc_wait_ns)
-        return (*self.totals(), s.current, s.since, s.begin, s.switches, *counts, self.live[2])
+        counts = (s.fetches, s.forwards, s.backwards, s.samples, s.tokens, s.gc_ns, s.gc_wait_ns)
+        more = (s.busy_wait_ns, s.watching, s.step_flags)
+        return (*self.totals(), s.current, s.since, s.begin, s.switches, *counts, *more, self.live[2])
 
     def totals(self) -> list[int]:
         return [self.switch.charged(slot) for slot in range(SLOTS)]
@@ -75,6 +81,10 @@ class Driver:
     def do_tick(self, wall: int, cpu: int) -> None:
         self.clock.now += wall
         self.cpu.now += cpu
+
+    def do_nodes(self, count: int) -> None:
+        """Autograd records this many operations."""
+        self.nodes += count
 
     def _entered(self, outer: int) -> int:
         if outer != PASS:
@@ -95,6 +105,9 @@ class Driver:
 
     def do_enter_validation(self) -> int:
         return self._entered(self.switch.enter_validation())
+
+    def do_enter_pending(self) -> int:
+        return self._entered(self.switch.enter_pending())
 
     def do_leave(self) -> int | None:
         return self.switch.leave(self.open.pop()) if self.open else None
@@ -155,6 +168,7 @@ class Driver:
         s = self.switch
         s.thread += 1
         answers = [s.enter(slot), s.enter_compute(slot), s.enter_optimizer(), s.enter_validation()]
+        answers.append(s.enter_pending())
         s.thread -= 1
         return answers
 
@@ -167,7 +181,7 @@ PHASE_SLOTS = st.integers(0, c.FIRST_USER - 1)
 ENTERED = st.one_of(
     PHASE_SLOTS,
     st.integers(c.FIRST_USER, c.FIRST_WAIT - 1),
-    st.sampled_from([PENDING_EVAL, PENDING_FETCH]),
+    st.sampled_from([PENDING_EVAL, PENDING_FETCH, PENDING_NO_GRAD]),
 )
 TICK = st.one_of(st.integers(0, 500), st.integers(99_990, 100_010), st.integers(0, 10**10))
 OPERATION = st.one_of(
@@ -175,11 +189,14 @@ OPERATION = st.one_of(
     st.tuples(st.just("enter"), ENTERED),
     st.tuples(st.just("enter_inside"), ENTERED),
     st.tuples(st.just("enter_compute"), st.sampled_from([c.FORWARD, c.BACKWARD, c.OPTIMIZER])),
-    st.tuples(st.sampled_from(["enter_optimizer", "enter_validation", "leave", "leave", "return_to"])),
-    st.tuples(st.sampled_from(["flush", "forget_counts"])),
-    st.tuples(st.just("move"), st.integers(-2, SLOTS - 3), st.integers(-2, SLOTS - 3)).filter(
-        lambda o: o[1] != o[2]
-    ),
+    st.tuples(st.sampled_from(["enter_optimizer", "enter_validation", "enter_pending"])),
+    st.tuples(st.sampled_from(["leave", "leave", "return_to", "flush", "forget_counts"])),
+    st.tuples(st.just("nodes"), st.integers(0, 100)),
+    st.tuples(
+        st.just("move"),
+        st.integers(FIRST_SLOT, SLOTS + FIRST_SLOT - 1),
+        st.integers(FIRST_SLOT, SLOTS + FIRST_SLOT - 1),
+    ).filter(lambda o: o[1] != o[2]),
     st.tuples(st.just("fetched"), st.integers(0, 4096), st.integers(0, 10**6)),
     st.tuples(st.just("collected"), st.integers(0, 10**8)),
     st.tuples(st.just("publish"), st.booleans()),
@@ -191,18 +208,19 @@ OPERATION = st.one_of(
 GAP = st.sampled_from([0, 60, SHORT_GAP_NS - 2, SHORT_GAP_NS + 1, 5_000_000, 80_000_000])
 
 
-def loop(fetch: int, gap: int, cpu: int, blind: bool) -> list[tuple[Any, ...]]:
+def loop(fetch: int, gap: int, cpu: int, nodes: int, blind: bool) -> list[tuple[Any, ...]]:
     """A training step as it usually goes, so that gaps that count as loss are visited often.
 
     A blind one has no module call in sight: its forward pass is the gap before backward.
     """
-    forward = [("enter_compute", c.FORWARD), ("tick", 1_000, 1_000), ("leave",)]
+    forward = [("enter_compute", c.FORWARD), ("tick", 1_000, 1_000), ("nodes", 7), ("leave",)]
     return [
         ("enter", PENDING_FETCH),
         ("tick", fetch, fetch),
         ("leave",),
         *([] if blind else forward),
         ("tick", gap, cpu),
+        ("nodes", nodes),
         ("enter_compute", c.BACKWARD),
         ("leave",),
         ("enter_optimizer",),
@@ -211,7 +229,7 @@ def loop(fetch: int, gap: int, cpu: int, blind: bool) -> list[tuple[Any, ...]]:
     ]
 
 
-LOOP = st.builds(loop, TICK, GAP, GAP, st.booleans())
+LOOP = st.builds(loop, TICK, GAP, GAP, st.integers(0, 20), st.booleans())
 TRAINING = st.lists(LOOP, min_size=4, max_size=30)
 SEQUENCES = st.one_of(st.lists(st.one_of(OPERATION.map(lambda o: [o]), LOOP), max_size=40), TRAINING).map(
     lambda parts: [operation for part in parts for operation in part]
@@ -221,9 +239,9 @@ SEQUENCES = st.one_of(st.lists(st.one_of(OPERATION.map(lambda o: [o]), LOOP), ma
 def test_the_fast_switch_is_the_one_in_use() -> None:
     """Every Python that can have the C switch uses it; else the comparison below would prove nothing."""
     if PURE or sysconfig.get_config_var("Py_GIL_DISABLED"):
-        assert not is_in_c()
+        assert c_module is None
     else:
-        assert is_in_c(), (
+        assert c_module is not None, (
             "traceml.capture._switch is not built: run `pip install -e .` (or set TRACEML_PURE_PYTHON=1 "
             "to test the Python switch alone)"
         )
@@ -304,7 +322,7 @@ def test_other_threads_pass_straight_through(
     d = Driver(kind)
     d.play(operations)
     before, now = d.state(), d.clock.now
-    assert d.do_foreign(slot) == [PASS] * 4
+    assert d.do_foreign(slot) == [PASS] * 5
     assert (d.state(), d.clock.now) == (before, now)
 
 
@@ -328,11 +346,18 @@ def test_a_short_gap_after_forward_is_the_loss(kind: type[PythonSwitch]) -> None
     assert d.switch.charged(c.WAIT_FORWARD) == 0
 
 
-def _step(gap: int, cpu: int) -> list[tuple[Any, ...]]:
+FORWARD_NS, FORWARD_NODES = 1_000_000, 10
+
+
+def _step(gap: int, cpu: int, nodes: int = 100) -> list[tuple[Any, ...]]:
+    """A step with this gap between forward and backward, in which autograd records `nodes` operations."""
     return [
-        ("enter", c.FORWARD),
+        ("enter_compute", c.FORWARD),
+        ("tick", FORWARD_NS, FORWARD_NS),
+        ("nodes", FORWARD_NODES),
         ("leave",),
         ("tick", gap, cpu),
+        ("nodes", nodes),
         ("enter_compute", c.BACKWARD),
         ("leave",),
         ("publish", True),
@@ -346,8 +371,41 @@ def test_a_long_gap_is_loss_only_as_far_as_the_thread_worked(kind: type[PythonSw
     for _ in range(5):
         d.play(_step(10_000_000, 3_000_000))
     last = d.rows[-1]
-    assert value(last, "forward") == pytest.approx(3_000_000, abs=10)
+    assert value(last, "forward") == pytest.approx(FORWARD_NS + 3_000_000, abs=10)
     assert value(last, "wait_forward") == pytest.approx(7_000_000, abs=10)
+    assert value(last, "busy_wait_us") == 0
+
+
+@BOTH
+def test_a_long_gap_without_operations_is_no_loss(kind: type[PythonSwitch]) -> None:
+    """Making a batch or stepping an environment between forward and backward stays wait, and is busy."""
+    d = Driver(kind)
+    for _ in range(5):
+        d.play(_step(10_000_000, 9_000_000, nodes=0))
+    last = d.rows[-1]
+    assert value(last, "forward") == pytest.approx(FORWARD_NS, abs=10)
+    assert value(last, "wait_forward") == pytest.approx(10_000_000, abs=10)
+    assert value(last, "busy_wait_us") == pytest.approx(9_000, abs=1)
+
+
+@BOTH
+def test_few_operations_explain_only_a_part_of_a_long_gap(kind: type[PythonSwitch]) -> None:
+    """A loss of one operation takes at most ten times what an operation of this model takes."""
+    d = Driver(kind)
+    for _ in range(5):
+        d.play(_step(50_000_000, 50_000_000, nodes=1))
+    one = FORWARD_NS // FORWARD_NODES
+    assert value(d.rows[-1], "forward") - FORWARD_NS == pytest.approx(NODE_FACTORS[1] * one, rel=0.01)
+
+
+@BOTH
+def test_work_before_a_forward_pass_is_told_apart_from_sleep(kind: type[PythonSwitch]) -> None:
+    """In every wait place, not only after a forward pass, CPU time is known once long gaps are usual."""
+    d = Driver(kind)
+    for _ in range(5):
+        d.play([("enter", c.INPUT), ("leave",), ("tick", 10_000_000, 4_000_000), *_step(10, 10)])
+    assert value(d.rows[-1], "wait_input") == pytest.approx(10_000_000, abs=20)
+    assert value(d.rows[-1], "busy_wait_us") == pytest.approx(4_000, abs=1)
 
 
 @BOTH
@@ -359,7 +417,7 @@ def test_the_watch_ends_when_long_gaps_become_rare(
     d = Driver(kind)
     for gap in (10_000_000, 10_000_000, *[50] * short_gaps, 10_000_000):
         d.play(_step(gap, 3_000_000))
-    assert (value(d.rows[-1], "forward") > 1_000_000) is watched
+    assert (value(d.rows[-1], "forward") > FORWARD_NS + 1_000_000) is watched
 
 
 @BOTH
@@ -369,6 +427,19 @@ def test_a_sleep_after_forward_stays_wait(kind: type[PythonSwitch]) -> None:
     for _ in range(5):
         d.play(_step(50_000_000, 0))
     assert [value(r, "wait_forward") > 49_999_000 for r in d.rows] == [True] * 5
+    assert all(value(r, "busy_wait_us") == 0 for r in d.rows)
+
+
+@BOTH
+def test_passes_without_gradients_that_nothing_explains_are_part_of_the_step(
+    kind: type[PythonSwitch],
+) -> None:
+    """What was pending when the step ends is its no-grad work; the time between two passes is wait."""
+    d = Driver(kind)
+    d.play([("enter_pending",), ("tick", 1000, 0), ("leave",), ("tick", 700, 0)])
+    d.play([("enter_pending",), ("tick", 1000, 0), ("leave",), ("tick", 300, 0), ("publish", False)])
+    assert value(d.rows[0], "no_grad") == pytest.approx(2000, abs=5)
+    assert value(d.rows[0], "wait_no_grad") == pytest.approx(1000, abs=5)
 
 
 @BOTH
@@ -433,6 +504,6 @@ def test_a_row_that_does_not_fit_is_refused(kind: type[PythonSwitch]) -> None:
 
 
 def test_wait_slots_are_the_places_of_the_catalogue() -> None:
-    """Exactly the catalogue's wait places, and the pause between validations, count as doing nothing."""
-    waits = {slot for slot in range(SLOTS) if module.is_wait(slot)}
-    assert waits == {*range(c.FIRST_WAIT, c.RECORDED_SLOTS), AFTER_VALIDATION}
+    """Exactly the catalogue's wait places, and pauses between passes that are no phase yet, count as wait."""
+    waits = {slot for slot in range(SLOTS) if is_wait(slot)}
+    assert waits == {*range(c.FIRST_WAIT, c.RECORDED_SLOTS), AFTER_VALIDATION, AFTER_PENDING}

@@ -13,6 +13,7 @@ from traceml.analyze import window as w
 from traceml.analyze.patterns import Shift, find_shift
 from traceml.analyze.rules.rule import CRIT_SHARE, EXPLAINED_SHARE, TYPICAL_PART, WARN_SHARE, judged_share
 from traceml.analyze.window import Floats, RankSeries
+from traceml.schema import catalog as c
 
 COUPLED_SPREAD: Final = 0.05
 """Ranks that wait for each other finish together: their mean step times differ by less than this."""
@@ -64,6 +65,20 @@ class TimeView:
         """Wait without TraceML's own cost, most of which is recorded as wait."""
         wait: Floats = np.maximum(self.window.of(w.WAIT) - self.window.overhead_ns, 0.0)
         return wait
+
+    @cached_property
+    def main_wait_place(self) -> tuple[str, float]:
+        """Where in the step the median rank spends most of its unattributed time, and that share of it."""
+        totals = self.window.wait_places.sum(axis=1)
+        totals = totals[np.argsort(totals.sum(axis=1))[(len(totals) - 1) // 2]]
+        at = int(np.argmax(totals))
+        return c.WAIT_PLACES[at].where, float(totals[at] / max(totals.sum(), 1.0))
+
+    @cached_property
+    def busy_wait_share(self) -> float:
+        """Of the median rank's unattributed time: the part in which its training thread was running."""
+        wait = self.window.of(w.WAIT).sum(axis=1)
+        return w.median_low(np.minimum(self.window.busy_wait_ns.sum(axis=1) / np.maximum(wait, 1.0), 1.0))
 
     @cached_property
     def typical_steps(self) -> Floats:

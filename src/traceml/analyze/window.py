@@ -21,9 +21,11 @@ RARE_SHARE = 0.25
 PHASE_KEYS: tuple[str, ...] = tuple(p.key for p in c.PHASES)
 OUTSIDE = tuple(p.key for p in c.PHASES if p.group == "other")
 """Phases that are neither input nor model work: a new phase of this group needs no rule of its own."""
-INPUT, H2D, FORWARD, BACKWARD, SYNC, OPTIMIZER, VALIDATION, CHECKPOINT, *_ = PHASE_KEYS
+INPUT, H2D, FORWARD, NO_GRAD, BACKWARD, SYNC, OPTIMIZER, VALIDATION, CHECKPOINT, *_ = PHASE_KEYS
 COMPUTE = tuple(PHASE_KEYS[i] for i in c.COMPUTE_PHASES)
-LABELS = {p.key: p.label.lower() for p in c.PHASES} | {WAIT: "wait"}
+MODEL = (*COMPUTE, NO_GRAD)
+"""What the model does in a step, with and without gradients."""
+LABELS = {p.key: p.label.lower() for p in c.PHASES} | {WAIT: "wait", NO_GRAD: "forward without gradients"}
 
 
 def median_low(values: Floats) -> float:
@@ -101,6 +103,7 @@ class Window:
     overhead_ns: Floats  # what TraceML itself cost
     gc_ns: Floats
     gc_wait_ns: Floats
+    busy_wait_ns: Floats  # of the wait: the training thread was running, as far as that is known
     wait_places: Floats  # (rank, step, place)
     samples: Floats
     tokens: Floats

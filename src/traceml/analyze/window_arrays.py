@@ -37,7 +37,7 @@ class WindowArrays:
         self.places = np.zeros((len(c.WAIT_PLACES), *shape))
         self.step_ns = np.empty(shape)
         self.overhead_ns = np.empty(shape)
-        self.gc = {name: np.zeros(shape) for name in ("gc_ns", "gc_wait_ns")}
+        self.parts = {name: np.zeros(shape) for name in ("gc_us", "gc_wait_us", "busy_wait_us")}
         self.amounts = {name: np.broadcast_to(np.nan, shape) for name in ("samples", "tokens")}
         self.memory = {key: np.broadcast_to(np.nan, shape) for key in MEMORY_FLAGS}
         self.input_inferred = self.steps_inferred = False
@@ -63,8 +63,9 @@ class WindowArrays:
             if _put(self.places[i, at], rows[place.key]):
                 self.phases[-1, at] += self.places[i, at]
         np.subtract(rows["end_ns"], rows["begin_ns"], out=self.step_ns[at], casting="unsafe")
-        for name, plane in self.gc.items():
-            _put(plane[at], rows[name])
+        for name, plane in self.parts.items():
+            if _put(plane[at], rows[name]):
+                plane[at] *= 1e3
         for name in self.amounts:
             if rows[name].any():
                 amount = _writable(self.amounts, name)[at]
@@ -90,7 +91,7 @@ class WindowArrays:
         """Drop the first steps."""
         self.phases, self.places = self.phases[:, :, leading:], self.places[:, :, leading:]
         self.step_ns, self.overhead_ns = self.step_ns[:, leading:], self.overhead_ns[:, leading:]
-        for planes in (self.gc, self.amounts, self.memory):
+        for planes in (self.parts, self.amounts, self.memory):
             planes.update({name: plane[:, leading:] for name, plane in planes.items()})
 
     def window(self, ranks: tuple[int, ...], steps: NDArray[np.int64]) -> Window:
@@ -105,8 +106,9 @@ class WindowArrays:
             wait_places=np.moveaxis(self.places, 0, 2),
             memory=self.memory,
             input_inferred=self.input_inferred,
-            gc_ns=self.gc["gc_ns"],
-            gc_wait_ns=self.gc["gc_wait_ns"],
+            gc_ns=self.parts["gc_us"],
+            gc_wait_ns=self.parts["gc_wait_us"],
+            busy_wait_ns=self.parts["busy_wait_us"],
             samples=self.amounts["samples"],
             tokens=self.amounts["tokens"],
         )

@@ -54,21 +54,32 @@ extern PyObject *PyVectorcall_Call(PyObject *callable, PyObject *tuple, PyObject
 #define MOST_SLOTS 64
 #define PASS (-9)
 #define FAILED (-99)
+#define LOOK (-100)
+
+#define MOST_LEFT_OVER 16
 
 static struct {
-    int slots, recorded, first_user, first_wait, after_validation, pending_eval, pending_fetch;
-    int input, forward, backward, sync, optimizer, validation, checkpoint, wait_start, wait_forward, wait_other;
-    PyObject *method, *switch_type; /* types.MethodType, and Switch itself */
-    long long short_gap_ns;
-    int gap_weight, watch_from, watch_most;
+    int slots, recorded, first_user, first_wait, after_validation, after_pending, pending_gap, pending_no_grad;
+    int input, forward, no_grad, backward, sync, optimizer, validation, checkpoint, wait_start, wait_forward;
+    int short_gap_ns, gap_weight, watch_from, watch_most, input_inferred;
+    double node_factors[2];
     unsigned char is_wait[MOST_SLOTS];
     unsigned char after[MOST_SLOTS];
+    unsigned char left_over[MOST_LEFT_OVER]; /* pairs: from, to */
+    int left_overs;
+    PyObject *method, *switch_type;        /* types.MethodType, and Switch itself */
+    PyObject *enter_block, *leave_block;   /* trace_step in Python, for what is unusual */
+    PyObject *block_switch;                /* the switch whose steps trace_step ends */
 } cfg;
 
 typedef struct {
     PyObject_HEAD
-    long long thread, current, since, begin, switches, cpu_watch, cpu_since, no_forward;
-    long long fetches, backwards, samples, tokens, gc_ns, gc_wait_ns; /* of the running step */
+    long long thread, current, since, begin, switches;
+    long long watching, cpu_since, nodes_since;                  /* long gaps: see _end_gap in switch.py */
+    long long phase_slot, phase_began, phase_nodes, step_nodes;
+    double node_forward, node_backward;
+    long long fetches, forwards, backwards, samples, tokens, gc_ns, gc_wait_ns, busy_wait_ns; /* of the running step */
+    long long step_flags, blocks, block_depth, look_first, input_from;
     long long step, sequence, rss, allocated, reserved, flags;        /* of the rows */
     long long attention;                     /* the next calls need more than the fast path: their Python twin runs */
     long long fast_end, leader, reading_due; /* steps that this optimizer ends before `reading_due` need no Python */
@@ -76,6 +87,8 @@ typedef struct {
     int has_rows;
     Py_ssize_t row_at, row_end, row_size;
     int64_t totals[MOST_SLOTS];
+    int watch[MOST_SLOTS];
+    PyObject *count_nodes;  /* None or callable(): operations that autograd has recorded */
     PyObject *mark;         /* None or callable(slot): the device clock */
     PyObject *clock;        /* for Python code; read here only when tests replace it */
     PyObject *cpu_clock;
@@ -130,19 +143,85 @@ static int tell(Switch *s, long long ended) {
     return done == NULL ? -1 : 0;
 }
 
+static int64_t nodes_now(Switch *s) {
+    if (s->count_nodes == NULL || s->count_nodes == Py_None) return 0;
+    PyObject *value = PyObject_CallNoArgs(s->count_nodes);
+    int64_t count = value == NULL ? 0 : PyLong_AsLongLong(value);
+    Py_XDECREF(value);
+    if (PyErr_Occurred()) PyErr_Clear();
+    return count;
+}
+
+static int64_t nodes_after(Switch *s, int64_t nodes) {
+    return s->count_nodes == NULL || s->count_nodes == Py_None ? 1 : nodes_now(s) - nodes;
+}
+
+static void learn_node(Switch *s, int64_t now) {
+    double took = (double)(now - s->phase_began);
+    if (s->phase_slot == cfg.forward) {
+        int64_t count = nodes_after(s, s->phase_nodes);
+        s->node_forward = took / (double)(count > 0 ? count : 1);
+    } else {
+        int64_t count = s->phase_nodes - s->step_nodes;
+        s->node_backward = took / (double)(count > 0 ? count : 1);
+        s->step_nodes = s->phase_nodes;
+    }
+    s->phase_slot = 0;
+}
+
+static void begin_gap(Switch *s) {
+    if (s->watch[at(s->current)] < cfg.watch_from) return;
+    s->cpu_since = cpu_ns(s);
+    s->nodes_since = nodes_now(s);
+}
+
+static int64_t end_gap(Switch *s, int64_t now, long long before) {
+    int64_t gap = now - s->since, work = 0;
+    int *watch = &s->watch[at(s->current)];
+    if (gap <= cfg.short_gap_ns) {
+        int is_loss = before == cfg.backward || (before >= 0 && s->current == cfg.wait_forward);
+        s->cpu_since = 0;
+        if (*watch && --*watch == cfg.watch_from - 1) s->watching -= 1;
+        if (!is_loss) s->busy_wait_ns += gap;
+        return is_loss ? gap : 0;
+    }
+    if (s->cpu_since) {
+        int64_t busy = cpu_ns(s) - s->cpu_since;
+        if (busy > gap) busy = gap;
+        if (before >= 0) {
+            double node_ns = s->node_forward > s->node_backward ? s->node_forward : s->node_backward;
+            double allowed = (double)nodes_after(s, s->nodes_since) * node_ns * cfg.node_factors[before != cfg.forward];
+            work = allowed < (double)busy ? (int64_t)allowed : busy;
+        }
+        s->busy_wait_ns += busy - work;
+    }
+    s->cpu_since = 0;
+    int seen = *watch;
+    *watch = seen + cfg.gap_weight > cfg.watch_most ? cfg.watch_most : seen + cfg.gap_weight;
+    if (seen < cfg.watch_from && *watch >= cfg.watch_from) s->watching += 1;
+    return work;
+}
+
 /* The slot that was current before; FAILED with an exception set when the device clock raised. */
 static long long start(Switch *s, int64_t now, long long slot, long long charged) {
     long long outer = s->current;
     s->since = now;
     s->current = slot;
     s->switches += 1;
+    if (slot == cfg.forward) s->forwards += 1;
     if (slot == cfg.backward) s->backwards += 1;
     show(s);
+    if (s->watching && (slot == cfg.forward || slot == cfg.backward)) {
+        s->phase_slot = slot;
+        s->phase_began = now;
+        s->phase_nodes = nodes_now(s);
+    }
     return tell(s, charged) < 0 ? FAILED : outer;
 }
 
 static long long inside(Switch *s, long long slot) {
     int64_t now = now_ns(s);
+    if (cfg.is_wait[at(s->current)]) end_gap(s, now, -1);
     s->totals[at(s->current)] += now - s->since;
     return start(s, now, slot, s->current);
 }
@@ -152,7 +231,7 @@ static PyObject *answer(long long outer) { return outer == FAILED ? NULL : PyLon
 static int slot_of(PyObject *arg, long long *slot) {
     *slot = PyLong_AsLongLong(arg);
     if (*slot == -1 && PyErr_Occurred()) return -1;
-    if (*slot < -2 || *slot >= cfg.slots) {
+    if (*slot < cfg.pending_gap || *slot >= cfg.slots) {
         PyErr_SetString(PyExc_ValueError, "no such slot");
         return -1;
     }
@@ -174,25 +253,11 @@ static long long compute(Switch *s, long long slot) {
     long long outer = s->current;
     if (outer == cfg.optimizer && slot != cfg.optimizer && !foreign(s)) return inside(s, slot); /* a closure */
     if (outer < cfg.first_user || foreign(s)) return PASS;
-    if (outer != cfg.wait_forward && !(slot == cfg.backward && cfg.is_wait[at(outer)]))
-        return inside(s, slot);
-    int64_t now = now_ns(s), gap = now - s->since, loss = 0;
-    if (gap <= cfg.short_gap_ns) {
-        loss = gap;
-        if (s->cpu_watch) s->cpu_watch -= 1;
-    } else {
-        if (s->cpu_since) {
-            loss = cpu_ns(s) - s->cpu_since;
-            if (loss > gap) loss = gap;
-        }
-        s->cpu_watch += cfg.gap_weight;
-        if (s->cpu_watch > cfg.watch_most) s->cpu_watch = cfg.watch_most;
-        s->no_forward = outer != cfg.wait_forward;
-    }
-    s->cpu_since = 0;
-    s->totals[cfg.forward] += loss;
-    s->totals[at(outer)] += gap - loss;
-    return start(s, now, slot, 2 * loss >= gap ? cfg.forward : outer);
+    if (!cfg.is_wait[at(outer)]) return inside(s, slot);
+    int64_t now = now_ns(s), gap = now - s->since, work = end_gap(s, now, slot);
+    s->totals[cfg.forward] += work;
+    s->totals[at(outer)] += gap - work;
+    return start(s, now, slot, 2 * work >= gap ? cfg.forward : outer);
 }
 
 static PyObject *Switch_enter_compute(Switch *s, PyObject *arg) {
@@ -205,11 +270,20 @@ static PyObject *Switch_enter_optimizer(Switch *s, PyObject *unused) {
     return answer(in_backward && !foreign(s) ? inside(s, cfg.optimizer) : compute(s, cfg.optimizer));
 }
 
-static PyObject *Switch_enter_validation(Switch *s, PyObject *unused) {
+static PyObject *enter_after(Switch *s, int place, int gap_slot, int slot) {
     if (s->current < cfg.first_user || foreign(s)) return answer(PASS);
-    if (s->current != cfg.after_validation) return answer(inside(s, cfg.validation));
-    s->current = cfg.validation;
-    return answer(inside(s, cfg.validation) == FAILED ? FAILED : cfg.after_validation);
+    if (s->current != place) return answer(inside(s, slot));
+    s->cpu_since = 0;
+    s->current = gap_slot;
+    return answer(inside(s, slot) == FAILED ? FAILED : place);
+}
+
+static PyObject *Switch_enter_validation(Switch *s, PyObject *unused) {
+    return enter_after(s, cfg.after_validation, cfg.validation, cfg.validation);
+}
+
+static PyObject *Switch_enter_pending(Switch *s, PyObject *unused) {
+    return enter_after(s, cfg.after_pending, cfg.pending_gap, cfg.pending_no_grad);
 }
 
 /* The time; -1 with an exception set when the device clock raised. */
@@ -218,9 +292,11 @@ static int64_t return_to(Switch *s, long long outer) {
     int64_t now = now_ns(s);
     s->totals[at(slot)] += now - s->since;
     s->since = now;
-    if (cfg.is_wait[at(outer)] && s->cpu_watch >= cfg.watch_from && (slot == cfg.forward || s->no_forward))
-        s->cpu_since = cpu_ns(s);
     s->current = outer;
+    if (cfg.is_wait[at(outer)]) {
+        if (s->phase_slot) learn_node(s, now);
+        begin_gap(s);
+    }
     show(s);
     return tell(s, slot) < 0 ? -1 : now;
 }
@@ -283,7 +359,8 @@ static PyObject *Switch_flush(Switch *s, PyObject *arg) {
 }
 
 static void clear_counts(Switch *s) {
-    s->fetches = s->backwards = s->samples = s->tokens = s->gc_ns = s->gc_wait_ns = 0;
+    s->fetches = s->forwards = s->backwards = s->samples = s->tokens = 0;
+    s->gc_ns = s->gc_wait_ns = s->busy_wait_ns = 0;
 }
 
 static PyObject *Switch_forget_counts(Switch *s, PyObject *unused) {
@@ -304,8 +381,14 @@ static void restart(Switch *s, int64_t now) {
     memset(s->totals, 0, sizeof s->totals);
     clear_counts(s);
     s->begin = s->since = now;
-    s->switches = 0;
-    if (cfg.is_wait[at(s->current)]) s->current = cfg.wait_start;
+    s->switches = s->step_flags = 0;
+    if (!cfg.is_wait[at(s->current)]) return;
+    s->current = cfg.wait_start;
+    if (s->watching) {
+        s->cpu_since = 0;
+        begin_gap(s);
+        s->step_nodes = nodes_now(s);
+    }
 }
 
 static PyObject *Switch_restart(Switch *s, PyObject *arg) {
@@ -323,7 +406,7 @@ static PyObject *Switch_rows_into(Switch *s, PyObject *args) {
     if (!PyArg_ParseTuple(args, "OnnnL", &target, &offset, &end, &size, &sequence)) return NULL;
     Py_buffer rows;
     if (PyObject_GetBuffer(target, &rows, PyBUF_WRITABLE) < 0) return NULL;
-    Py_ssize_t least = (3 + cfg.recorded + 5) * 8 + 6 * 4 + 8;
+    Py_ssize_t least = (3 + cfg.recorded + 3) * 8 + 8 * 4 + 8;
     if (offset < 0 || size < least || end > rows.len || (end - offset) % size) {
         PyBuffer_Release(&rows);
         PyErr_SetString(PyExc_ValueError, "the rows do not fit");
@@ -347,24 +430,25 @@ static uint32_t half(long long count) {
 static void write_row(Switch *s, int64_t now, long long flags) {
     s->totals[at(s->current)] += now - s->since;
     s->since = now;
-    move(s, at(cfg.pending_fetch), cfg.input);
-    move(s, at(cfg.pending_eval), cfg.validation);
-    move(s, cfg.after_validation, cfg.wait_other);
     int64_t words[MOST_SLOTS + 16];
     int n = 0, i;
+    for (i = 0; i < cfg.left_overs; i += 2) move(s, cfg.left_over[i], cfg.left_over[i + 1]);
+    if (s->input_from > 0 && s->input_from < cfg.slots && s->totals[s->input_from]) {
+        move(s, (int)s->input_from, cfg.input);
+        s->step_flags |= cfg.input_inferred;
+    }
     s->step += 1;
     s->sequence += 1;
     words[n++] = s->step;
     words[n++] = s->begin;
     words[n++] = now;
     for (i = 0; i < cfg.recorded; i++) words[n++] = s->totals[i];
-    words[n++] = s->gc_ns;
-    words[n++] = s->gc_wait_ns;
     words[n++] = s->rss;
     words[n++] = s->allocated;
     words[n++] = s->reserved;
-    uint32_t halves[6] = {half(s->samples), half(s->tokens), (uint32_t)flags,
-                          half(s->fetches ? s->fetches : s->backwards), half(s->switches), 0};
+    uint32_t halves[8] = {half(s->samples), half(s->tokens), (uint32_t)(flags | s->step_flags),
+                          half(s->fetches ? s->fetches : s->backwards), half(s->switches),
+                          half(s->busy_wait_ns / 1000), half(s->gc_ns / 1000), half(s->gc_wait_ns / 1000)};
     char *to = (char *)s->rows.buf + s->row_at;
     memcpy(to, words, (size_t)n * 8);
     memcpy(to + n * 8, halves, sizeof halves);
@@ -385,11 +469,15 @@ static PyObject *Switch_publish(Switch *s, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* leave_step(outer, optimizer) -> 0, or the time when somebody else must end the step */
+/* leave_step(outer, optimizer) -> 0, or the time when somebody else must look whether the step ends */
 static PyObject *Switch_leave_step(Switch *s, PyObject *args) {
     PyObject *outer, *optimizer;
     if (!PyArg_ParseTuple(args, "OO", &outer, &optimizer)) return NULL;
     PyObject *now = Switch_leave(s, outer);
+    if (now != NULL && s->blocks && !s->attention) {
+        Py_DECREF(now);
+        return PyLong_FromLong(0);
+    }
     if (now == NULL || s->attention || !s->fast_end || (long long)(intptr_t)optimizer != s->leader || s->since >= s->reading_due ||
         s->row_at >= s->row_end || !cfg.is_wait[at(s->current)])
         return now;
@@ -438,10 +526,12 @@ static int Switch_init(Switch *s, PyObject *args, PyObject *kwargs) {
         Py_XDECREF(second);
         return -1;
     }
-    PyObject *old = s->clock, *old_cpu = s->cpu_clock, *old_mark = s->mark;
+    PyObject *old = s->clock, *old_cpu = s->cpu_clock, *old_mark = s->mark, *old_nodes = s->count_nodes;
     s->clock = first;
     s->cpu_clock = second;
     s->mark = Py_NewRef(Py_None);
+    s->count_nodes = Py_NewRef(Py_None);
+    Py_XDECREF(old_nodes);
     Py_XDECREF(old);
     Py_XDECREF(old_cpu);
     Py_XDECREF(old_mark);
@@ -451,7 +541,11 @@ static int Switch_init(Switch *s, PyObject *args, PyObject *kwargs) {
     s->current = cfg.wait_start;
     memset(s->totals, 0, sizeof s->totals);
     clear_counts(s);
-    s->switches = s->cpu_watch = s->cpu_since = s->no_forward = 0;
+    memset(s->watch, 0, sizeof s->watch);
+    s->switches = s->watching = s->cpu_since = s->nodes_since = 0;
+    s->phase_slot = s->phase_began = s->phase_nodes = s->step_nodes = 0;
+    s->node_forward = s->node_backward = 0;
+    s->step_flags = s->blocks = s->block_depth = s->look_first = s->input_from = 0;
     if (s->has_rows) PyBuffer_Release(&s->rows);
     s->has_rows = 0;
     s->row_at = s->row_end = s->row_size = 0;
@@ -465,6 +559,7 @@ static int Switch_init(Switch *s, PyObject *args, PyObject *kwargs) {
 static void Switch_dealloc(Switch *s) {
     PyTypeObject *type = Py_TYPE((PyObject *)s);
     Py_XDECREF(s->mark);
+    Py_XDECREF(s->count_nodes);
     Py_XDECREF(s->clock);
     Py_XDECREF(s->cpu_clock);
     if (s->has_live) PyBuffer_Release(&s->live);
@@ -480,6 +575,7 @@ static PyMethodDef Switch_methods[] = {
     {"enter_compute", (PyCFunction)Switch_enter_compute, METH_O, NULL},
     {"enter_optimizer", (PyCFunction)Switch_enter_optimizer, METH_NOARGS, NULL},
     {"enter_validation", (PyCFunction)Switch_enter_validation, METH_NOARGS, NULL},
+    {"enter_pending", (PyCFunction)Switch_enter_pending, METH_NOARGS, NULL},
     {"leave", (PyCFunction)Switch_leave, METH_O, NULL},
     {"gradients_ready", (PyCFunction)Switch_gradients_ready, METH_NOARGS, NULL},
     {"charged", (PyCFunction)Switch_charged, METH_O, NULL},
@@ -520,7 +616,16 @@ static PyMemberDef Switch_members[] = {
     {"begin", T_LONGLONG, offsetof(Switch, begin), READONLY, NULL},
     {"switches", T_LONGLONG, offsetof(Switch, switches), READONLY, NULL},
     {"fetches", T_LONGLONG, offsetof(Switch, fetches), READONLY, NULL},
+    {"forwards", T_LONGLONG, offsetof(Switch, forwards), READONLY, NULL},
     {"backwards", T_LONGLONG, offsetof(Switch, backwards), READONLY, NULL},
+    {"busy_wait_ns", T_LONGLONG, offsetof(Switch, busy_wait_ns), READONLY, NULL},
+    {"watching", T_LONGLONG, offsetof(Switch, watching), READONLY, NULL},
+    {"step_flags", T_LONGLONG, offsetof(Switch, step_flags), 0, NULL},
+    {"blocks", T_LONGLONG, offsetof(Switch, blocks), 0, NULL},
+    {"block_depth", T_LONGLONG, offsetof(Switch, block_depth), 0, NULL},
+    {"look_first", T_LONGLONG, offsetof(Switch, look_first), 0, NULL},
+    {"input_from", T_LONGLONG, offsetof(Switch, input_from), 0, NULL},
+    {"count_nodes", T_OBJECT, offsetof(Switch, count_nodes), 0, NULL},
     {"samples", T_LONGLONG, offsetof(Switch, samples), 0, NULL},
     {"tokens", T_LONGLONG, offsetof(Switch, tokens), READONLY, NULL},
     {"gc_ns", T_LONGLONG, offsetof(Switch, gc_ns), 0, NULL},
@@ -580,25 +685,27 @@ static int is_true(PyObject *object, const char *name) {
     return found == 1;
 }
 
-/* 1: the fast path may be taken; 0: the twin must look; -1: not ours to time, call what is wrapped. */
+/* The slot of the fast path; LOOK: the twin must look; PASS: not ours to time, call what is wrapped. */
 static int usual(Seam *m, PyObject *first) {
     Switch *s = m->sw;
     long long current = s->current;
     if (m->kind == SEAM_EXCHANGE)
-        return current == cfg.sync || current == cfg.validation || current == cfg.checkpoint || foreign(s) ? -1 : 1;
-    if (current < cfg.first_user && current != cfg.optimizer) return -1;
-    if (s->attention) return 0;
-    if (foreign(s)) return -1;
+        return current == cfg.sync || current == cfg.validation || current == cfg.checkpoint || foreign(s) ? PASS : m->slot;
+    if (current < cfg.first_user && current != cfg.optimizer) return PASS;
+    if (s->attention) return LOOK;
+    if (foreign(s)) return PASS;
     if (m->kind == SEAM_FORWARD) {
-        if (first == NULL || !is_true(first, "training")) return 0;
+        int trains = first != NULL && is_true(first, "training");
         PyObject *grad = PyObject_CallNoArgs(m->extra);
-        int on = grad == Py_True;
+        int is_on = grad == Py_True;
         Py_XDECREF(grad);
         if (grad == NULL) PyErr_Clear();
-        return on;
+        if (is_on) return trains && (s->forwards || !s->look_first) ? m->slot : LOOK;
+        /* Without gradients: a part of the step that has begun, or a rollout. */
+        return current != cfg.optimizer && (trains || s->fetches || s->forwards || s->block_depth) ? cfg.no_grad : LOOK;
     }
-    if (m->kind == SEAM_FETCH) return first != NULL && is_true(first, "_traceml_trains");
-    return 1;
+    if (m->kind == SEAM_FETCH) return first != NULL && is_true(first, "_traceml_trains") ? m->slot : LOOK;
+    return m->slot;
 }
 
 /* The samples of a list of tensors, the usual batch; 0 when it is another kind and Python must look. */
@@ -651,10 +758,10 @@ static PyObject *Seam_call(PyObject *self, PyObject *const *args, size_t nargsf,
     Seam *m = (Seam *)self;
     Switch *s = m->sw;
     int way = usual(m, nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET ? args[0] : NULL);
-    if (way < 0) return call(m->original, args, nargsf, names);
-    if (way == 0) return call(m->twin, args, nargsf, names);
-    int plain = m->kind == SEAM_FETCH || m->kind == SEAM_EXCHANGE;
-    long long outer = plain ? inside(s, m->slot) : compute(s, m->slot);
+    if (way == PASS) return call(m->original, args, nargsf, names);
+    if (way == LOOK) return call(m->twin, args, nargsf, names);
+    int is_compute = way == cfg.forward || way == cfg.backward;
+    long long outer = is_compute ? compute(s, way) : inside(s, way);
     if (outer == FAILED) return NULL;
     PyObject *result = call(m->original, args, nargsf, names);
     if (result == NULL) {
@@ -727,29 +834,144 @@ static PyType_Spec Seam_spec = {
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_HAVE_VECTORCALL, Seam_slots,
 };
 
-/* configure(names and numbers, is_wait, after): what catalog.py and switch.py say */
+/* ---- trace_step: a block that is a step -------------------------------------------------------------------------- */
+
+enum { NOT_ENTERED, ENTERED_HERE, ENTERED_IN_PYTHON };
+
+typedef struct {
+    PyObject_HEAD
+    int way;
+} Block;
+
+static int Block_init(Block *b, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"model", NULL};
+    PyObject *model;
+    b->way = NOT_ENTERED;
+    return PyArg_ParseTupleAndKeywords(args, kwargs, "|O:trace_step", names, &model) ? 0 : -1;
+}
+
+/* The switch, if nothing about this block is unusual; else NULL. */
+static Switch *usual_block(long long depth) {
+    Switch *s = (Switch *)cfg.block_switch;
+    return s != NULL && s->blocks && s->block_depth == depth && !s->attention && !foreign(s) && cfg.is_wait[at(s->current)]
+               ? s : NULL;
+}
+
+static PyObject *Block_enter(Block *b, PyObject *unused) {
+    Switch *s = usual_block(0);
+    if (s != NULL) {
+        b->way = ENTERED_HERE;
+        s->block_depth = 1;
+        if (!s->fetches) { /* an unclaimed gap since the last step was waiting for input */
+            int64_t now = now_ns(s);
+            s->totals[at(s->current)] += now - s->since;
+            s->since = now;
+            move(s, cfg.wait_start, cfg.input);
+            s->step_flags |= cfg.input_inferred;
+        }
+        Py_RETURN_NONE;
+    }
+    PyObject *found = PyObject_CallNoArgs(cfg.enter_block);
+    if (found == NULL) return NULL;
+    if (PyObject_TypeCheck(found, (PyTypeObject *)cfg.switch_type)) {
+        PyObject *old = cfg.block_switch;
+        cfg.block_switch = Py_NewRef(found);
+        Py_XDECREF(old);
+    }
+    b->way = found == Py_None ? NOT_ENTERED : ENTERED_IN_PYTHON;
+    Py_DECREF(found);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Block_exit(Block *b, PyObject *args) {
+    PyObject *kind, *value, *trace;
+    if (!PyArg_ParseTuple(args, "OOO", &kind, &value, &trace)) return NULL;
+    int way = b->way;
+    b->way = NOT_ENTERED;
+    if (way == NOT_ENTERED) Py_RETURN_NONE;
+    Switch *s = kind == Py_None ? usual_block(1) : NULL;
+    if (s != NULL && s->fast_end && s->has_rows && s->row_at < s->row_end) {
+        int64_t now = now_ns(s);
+        if (now < s->reading_due) {
+            s->block_depth = 0;
+            write_row(s, now, s->flags);
+            Py_RETURN_NONE;
+        }
+    }
+    return PyObject_CallFunctionObjArgs(cfg.leave_block, kind == Py_None ? Py_False : Py_True, NULL);
+}
+
+static PyMethodDef Block_methods[] = {
+    {"__enter__", (PyCFunction)Block_enter, METH_NOARGS, NULL},
+    {"__exit__", (PyCFunction)Block_exit, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot Block_slots[] = {
+    {Py_tp_init, Block_init},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_methods, Block_methods},
+    {Py_tp_doc, "`with trace_step(model):` around one training step. Its exit ends the step."},
+    {0, NULL},
+};
+
+static PyType_Spec Block_spec = {"traceml.trace_step", sizeof(Block), 0, Py_TPFLAGS_DEFAULT, Block_slots};
+
+/* blocks_use(enter_block, leave_block): enter_block() -> the switch or None; leave_block(failed) */
+static PyObject *blocks_use(PyObject *module, PyObject *args) {
+    PyObject *enter, *leave_it;
+    if (!PyArg_ParseTuple(args, "OO", &enter, &leave_it)) return NULL;
+    Py_XDECREF(cfg.enter_block);
+    Py_XDECREF(cfg.leave_block);
+    cfg.enter_block = Py_NewRef(enter);
+    cfg.leave_block = Py_NewRef(leave_it);
+    Py_RETURN_NONE;
+}
+
+/* configure(numbers by name, is_wait, after, left_over, node factors, MethodType): what slots.py says */
 static PyObject *configure(PyObject *module, PyObject *args) {
-    const char *is_wait, *after;
-    Py_ssize_t n, m;
-    if (!PyArg_ParseTuple(args, "iiiiiiiiiiiiiiiiiLiiiy#y#O", &cfg.slots, &cfg.recorded, &cfg.first_user,
-                          &cfg.first_wait, &cfg.after_validation, &cfg.pending_eval, &cfg.pending_fetch,
-                          &cfg.input, &cfg.forward, &cfg.backward, &cfg.sync, &cfg.optimizer, &cfg.validation,
-                          &cfg.checkpoint, &cfg.wait_start, &cfg.wait_forward, &cfg.wait_other, &cfg.short_gap_ns,
-                          &cfg.gap_weight, &cfg.watch_from, &cfg.watch_most, &is_wait, &n, &after, &m, &cfg.method))
+    struct { const char *name; int *to; } numbers[] = {
+        {"slots", &cfg.slots}, {"recorded", &cfg.recorded}, {"first_user", &cfg.first_user},
+        {"first_wait", &cfg.first_wait}, {"after_validation", &cfg.after_validation},
+        {"after_pending", &cfg.after_pending}, {"pending_gap", &cfg.pending_gap},
+        {"pending_no_grad", &cfg.pending_no_grad}, {"input", &cfg.input}, {"forward", &cfg.forward},
+        {"no_grad", &cfg.no_grad}, {"backward", &cfg.backward}, {"sync", &cfg.sync}, {"optimizer", &cfg.optimizer},
+        {"validation", &cfg.validation}, {"checkpoint", &cfg.checkpoint}, {"wait_start", &cfg.wait_start},
+        {"wait_forward", &cfg.wait_forward}, {"short_gap_ns", &cfg.short_gap_ns}, {"gap_weight", &cfg.gap_weight},
+        {"watch_from", &cfg.watch_from}, {"watch_most", &cfg.watch_most}, {"input_inferred", &cfg.input_inferred},
+    };
+    PyObject *given, *method;
+    const char *is_wait, *after, *left_over;
+    Py_ssize_t n, m, pairs;
+    double between, loss;
+    if (!PyArg_ParseTuple(args, "O!y#y#y#ddO", &PyDict_Type, &given, &is_wait, &n, &after, &m, &left_over, &pairs,
+                          &between, &loss, &method))
         return NULL;
-    Py_INCREF(cfg.method);
-    if (cfg.slots > MOST_SLOTS || n != cfg.slots || m != cfg.slots) {
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        PyObject *value = PyDict_GetItemString(given, numbers[i].name);
+        long number = value == NULL ? -1 : PyLong_AsLong(value);
+        if (value == NULL) PyErr_SetString(PyExc_KeyError, numbers[i].name);
+        if (PyErr_Occurred()) return NULL;
+        *numbers[i].to = (int)number;
+    }
+    if (cfg.slots > MOST_SLOTS || n != cfg.slots || m != cfg.slots || pairs > MOST_LEFT_OVER || pairs % 2) {
         cfg.slots = 0;
         PyErr_SetString(PyExc_ValueError, "slot tables do not fit");
         return NULL;
     }
     memcpy(cfg.is_wait, is_wait, (size_t)n);
     memcpy(cfg.after, after, (size_t)m);
+    memcpy(cfg.left_over, left_over, (size_t)pairs);
+    cfg.left_overs = (int)pairs;
+    cfg.node_factors[0] = between;
+    cfg.node_factors[1] = loss;
+    cfg.method = Py_NewRef(method);
     Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
     {"configure", configure, METH_VARARGS, NULL},
+    {"blocks_use", blocks_use, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -760,14 +982,17 @@ PyMODINIT_FUNC PyInit__switch(void) {
     if (made == NULL) return NULL;
     PyObject *type = PyType_FromSpec(&Switch_spec);
     PyObject *seam = PyType_FromSpec(&Seam_spec);
-    if (type == NULL || seam == NULL || PyModule_AddObjectRef(made, "Switch", type) < 0 ||
-        PyModule_AddObjectRef(made, "Seam", seam) < 0) {
+    PyObject *block = PyType_FromSpec(&Block_spec);
+    if (type == NULL || seam == NULL || block == NULL || PyModule_AddObjectRef(made, "Switch", type) < 0 ||
+        PyModule_AddObjectRef(made, "Seam", seam) < 0 || PyModule_AddObjectRef(made, "trace_step", block) < 0) {
         Py_XDECREF(type);
         Py_XDECREF(seam);
+        Py_XDECREF(block);
         Py_DECREF(made);
         return NULL;
     }
     Py_DECREF(seam);
+    Py_DECREF(block);
     cfg.switch_type = type; /* kept: seams check what they are given */
     return made;
 }

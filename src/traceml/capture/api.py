@@ -12,7 +12,10 @@ from types import TracebackType
 from typing import Any, Final
 
 from traceml.capture import install
+from traceml.capture.blocks import enter_block, leave_block
+from traceml.capture.c_module import c_module
 from traceml.capture.session import Session
+from traceml.capture.switch import Switch
 from traceml.errors import failsafe, say, say_once
 from traceml.schema import catalog as c
 from traceml.settings import is_switched_off
@@ -68,18 +71,29 @@ def _start_monitor(run_name: str | None, logs_dir: str | None) -> str | None:
     return line or None
 
 
-class trace_step:
+def _enter_block() -> Switch | None:
+    """A `trace_step` block opens: the switch, if this thread records."""
+    session = _session("trace_step")
+    if session is None or not _ours(session):
+        return None
+    failsafe("trace_step", None)(enter_block)(session)
+    return session.switch
+
+
+def _leave_block(failed: bool) -> None:
+    session = install.active()
+    if session is not None and _ours(session):
+        failsafe("trace_step", None)(leave_block)(session, failed)
+
+
+class _TraceStep:
     """`with trace_step(model):` around one training step. Its exit ends the step."""
 
     def __init__(self, model: Any = None) -> None:
-        self._session = _session("trace_step")
+        self._entered = False
 
     def __enter__(self) -> None:
-        session = self._session
-        if session is not None and not _ours(session):
-            session = self._session = None
-        if session is not None:
-            _block_enters(session)
+        self._entered = _enter_block() is not None
 
     def __exit__(
         self,
@@ -87,22 +101,25 @@ class trace_step:
         problem: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._session is not None:
-            _block_exits(self._session, kind is not None)
+        if self._entered:
+            self._entered = False
+            _leave_block(kind is not None)
+
+
+def _trace_step() -> type[_TraceStep]:
+    """The same class in C, which asks these functions when something is unusual; Python's without C."""
+    if c_module is None:
+        return _TraceStep
+    c_module.blocks_use(_enter_block, _leave_block)
+    in_c: type[_TraceStep] = c_module.trace_step
+    return in_c
+
+
+trace_step = _trace_step()
 
 
 def _ours(session: Session) -> bool:
     return get_ident() == session.switch.thread or session.adopt_thread()
-
-
-@failsafe("trace_step", None)
-def _block_enters(session: Session) -> None:
-    session.block_enters()
-
-
-@failsafe("trace_step", None)
-def _block_exits(session: Session, failed: bool) -> None:
-    session.block_exits(failed)
 
 
 class phase:

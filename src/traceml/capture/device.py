@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Final, Protocol
 
-from traceml.capture.switch import AFTER_VALIDATION, PENDING_EVAL, PENDING_FETCH
+from traceml.capture.slots import LEFT_OVER
 from traceml.errors import failsafe
 from traceml.schema import catalog as c
 
@@ -160,11 +160,9 @@ class DeviceClock:
         self._pool.extend(event for _, event in trail)
 
 
+_LEFT_OVER: Final = dict(LEFT_OVER)
+
+
 def _device_slot(slot: int) -> int:
-    if slot == PENDING_FETCH:
-        return c.INPUT
-    if slot == PENDING_EVAL:
-        return c.VALIDATION
-    if slot == AFTER_VALIDATION or slot >= c.FIRST_WAIT:
-        return c.FIRST_WAIT
-    return slot
+    slot = _LEFT_OVER.get(slot, slot)
+    return min(slot, c.FIRST_WAIT)  # the device's rows have one column for all wait places

@@ -6,7 +6,7 @@ from threading import get_ident
 from typing import Final
 
 from traceml.capture.session import Session
-from traceml.capture.switch import is_wait
+from traceml.capture.slots import is_wait
 
 LONG_PAUSE_NS: Final = 20_000_000
 

@@ -1,17 +1,27 @@
 """Where batches come from: which loader feeds the training, or whether the gap before a forward was input.
 
-The role of a loader's iterator is learned from what its batch is used for. Roles belong to iterators, not to
-loaders, so that evaluating on the training loader works. Iterators and batches are held by weak references.
+The role of a loader's iterator is learned from what its batches are used for: a batch that reaches a backward
+pass is training, whatever ran on it before. Roles belong to iterators, not to loaders, so that evaluating on
+the training loader works. Iterators and batches are held by weak references.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from traceml.capture.batch import first_array
-from traceml.capture.switch import PENDING_FETCH, Switch
+from traceml.capture.batch import first_array, size_of
+from traceml.capture.early_batch import EarlyBatch
+from traceml.capture.slots import (
+    AFTER_PENDING,
+    AFTER_VALIDATION,
+    PENDING_EVAL,
+    PENDING_FETCH,
+    PENDING_GAP,
+    PENDING_NO_GRAD,
+)
+from traceml.capture.switch import Switch
 from traceml.schema import catalog as c
 
 
@@ -23,17 +33,36 @@ class LoaderStart(NamedTuple):
     workers: int
 
 
+class StepKeeper(Protocol):
+    """What a session does when it shows what a loader is for."""
+
+    def restart(self) -> None: ...
+    def rename(self, source: int, target: int) -> None: ...
+    def epoch_started(self, start: LoaderStart) -> None: ...
+
+
 class Inputs:
     """What is known about the input of this process."""
 
-    def __init__(self, switch: Switch, torch: Any) -> None:
+    def __init__(self, switch: Switch, torch: Any, session: StepKeeper) -> None:
         self._switch = switch
         self._torch = torch
+        self._session = session
         self.unresolved: list[weakref.ref[Any]] = []  # iterators whose role is not known yet
+        self.used = False  # a forward pass without gradients has used a batch of theirs
+        self._sizes: list[tuple[int, int]] = []  # of their batches
+        self.feeds_validation = False  # the newest batch is of a validation loader
         self.candidate: weakref.ref[Any] | None = None  # the iterator that may feed the first step
         self._last: weakref.ref[Any] | None = None
         self.has_loader = False  # a loader feeds the training
-        self.inferred = False  # the running step's input is a gap that looked like it
+        self.early = EarlyBatch(torch)
+        self._trained_rows = 0
+        self._evaluated_at = -9  # the step before which a model in eval mode last ran between steps
+        self._evaluates_always = False  # and whether it did so before the steps before, too
+
+    def is_open(self, iterator: Any) -> bool:
+        """Whether this is one of the iterators without a role."""
+        return any(reference() is iterator for reference in self.unresolved)
 
     def role_of(self, iterator: Any, is_training: bool) -> int:
         """First fetch of a loader's iterator: evaluation if gradients are off, else not known yet."""
@@ -42,10 +71,10 @@ class Inputs:
             return c.VALIDATION
         if not is_training and (self.candidate is None or iterator is not self.candidate()):
             # Looking at a batch before training is no step: the step starts with what feeds it.
-            self._switch.restart(self._switch.clock())
-            self.unresolved.clear()
+            self._session.restart()
+            self._forget()
             self.candidate = weakref.ref(iterator)
-        if all(reference() is not iterator for reference in self.unresolved):
+        if not self.is_open(iterator):
             self.unresolved.append(weakref.ref(iterator))
             self._switch.attention = 1
         return PENDING_FETCH
@@ -61,23 +90,39 @@ class Inputs:
             if not is_training:
                 self.candidate = weakref.ref(iterator)
 
-    def resolve(self, role: int) -> list[LoaderStart]:
-        """What the open iterators are for; returns the starts of those that feed the training."""
-        self._switch.move(PENDING_FETCH, role)
-        starts = []
-        for reference in self.unresolved:
-            iterator = reference()
-            if iterator is not None:
-                iterator._traceml_role, iterator._traceml_trains = role, role == c.INPUT
-                started = iterator.__dict__.pop("_traceml_started", None)
-                if role == c.INPUT and started is not None:
-                    starts.append(started)
-        self.unresolved.clear()
-        if role == c.INPUT:
-            self.has_loader = True
+    def fetched(self, batch: Any, is_open: bool) -> None:
+        """A batch of a loader that is, or may be, the training loader."""
+        if is_open:
+            self._sizes.append(size_of(batch))
         else:
-            self._switch.forget_counts()
-        return starts
+            self._switch.fetched(*size_of(batch))
+
+    def resolve(self, role: int) -> None:
+        """It shows what the open iterators are for, and with them the passes without gradients so far."""
+        switch, trains = self._switch, role == c.INPUT
+        self._session.rename(PENDING_FETCH, role)
+        self._session.rename(PENDING_NO_GRAD, c.NO_GRAD if trains else c.VALIDATION)
+        self._session.rename(PENDING_GAP, c.WAIT_NO_GRAD if trains else c.VALIDATION)
+        self._session.rename(AFTER_PENDING, c.WAIT_NO_GRAD if trains else c.WAIT_OTHER)
+        if not trains:
+            self._session.rename(PENDING_EVAL, c.VALIDATION)
+        if switch.current == AFTER_PENDING:
+            switch.current = c.WAIT_NO_GRAD if trains else AFTER_VALIDATION
+        for iterator in filter(None, (reference() for reference in self.unresolved)):
+            iterator._traceml_role, iterator._traceml_trains = role, trains
+            started = iterator.__dict__.pop("_traceml_started", None)
+            if trains and started is not None:
+                self._session.epoch_started(started)
+        for size in self._sizes if trains else ():
+            switch.fetched(*size)
+        self.has_loader |= trains
+        self.feeds_validation = not trains
+        self._forget()
+
+    def _forget(self) -> None:
+        self.unresolved.clear()
+        self._sizes.clear()
+        self.used = False
 
     def infer(self, args: Any, kwargs: Any, is_first: bool, in_block: bool) -> None:
         """No loader in sight: the gap before this forward was input, if the data is new.
@@ -88,17 +133,47 @@ class Inputs:
         if array is None:
             array = first_array(kwargs)
         known = self._last() if self._last is not None else None
-        place, shape = self._switch.current, getattr(array, "shape", None)
-        is_gap = place in (c.WAIT_START, c.WAIT_BACKWARD)
-        if is_gap and isinstance(shape, Sequence) and shape and isinstance(shape[0], int):
-            self._switch.samples += shape[0]
+        self._trained_rows = _rows(array)
         if array is None or array is known:
             return
         try:
             self._last = weakref.ref(array)
         except TypeError:
             return  # nothing to recognise it by
-        if is_gap and not in_block and not (is_first and known is None):
+        place = self._switch.current
+        if self.early.is_made_early(array):
+            self._switch.input_from = c.WAIT_FORWARD
+        elif place in (c.WAIT_START, c.WAIT_BACKWARD) and not in_block and not (is_first and known is None):
             self._switch.flush(self._switch.clock())
             self._switch.move(place, c.INPUT)
-            self.inferred = True
+            self._switch.step_flags |= c.FLAG_INPUT_INFERRED
+
+    def enter_without_gradients(self, module: Any, args: Any) -> int:
+        """Validation, or a part of the training step: a teacher, a target, a reference, a rollout."""
+        switch = self._switch
+        if self.feeds_validation:
+            return switch.enter_validation()
+        if self.unresolved:
+            self.used = True
+            switch.attention = 1
+            return switch.enter_pending()
+        is_between_steps = not (switch.fetches or switch.forwards or switch.block_depth)
+        if not is_between_steps or getattr(module, "training", True) or self._is_rollout(args):
+            return switch.enter(c.NO_GRAD)
+        if self._evaluated_at != switch.step:
+            self._evaluates_always = switch.step - self._evaluated_at <= 2
+            self._evaluated_at = switch.step
+        return switch.enter(c.NO_GRAD) if self._evaluates_always else switch.enter_validation()
+
+    def _is_rollout(self, args: Any) -> bool:
+        """Whether a pass gets far fewer rows than a training pass: observations, not validation batches."""
+        rows = _rows(first_array(args) if args else None)
+        return 0 < 2 * rows <= self._trained_rows
+
+
+def _rows(array: Any) -> int:
+    """The batch dimension; a lone vector is one row. 0 if it is not known."""
+    shape = getattr(array, "shape", None)
+    if not isinstance(shape, Sequence) or not shape or not isinstance(shape[0], int):
+        return 0
+    return shape[0] if len(shape) > 1 else 1

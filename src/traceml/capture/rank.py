@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from traceml.capture import identity
+from traceml.capture.c_module import c_module
 from traceml.capture.device import Device, TorchDevice
-from traceml.capture.switch import ROW, SLOTS, Switch, is_in_c
+from traceml.capture.slots import ROW, SLOTS
+from traceml.capture.switch import Switch
 from traceml.capture.wrap import timed
 from traceml.recording import layout
 from traceml.recording.writer import RecordingWriter
@@ -48,7 +50,7 @@ def open_rank(torch: Any, run_dir: str, tensor: Any, measured: int, missing: Seq
         "identity": who,
         "process": identity.describe_process(torch),
         "device": {"type": kind} if device is None else _about(device),
-        "overhead": {"switch_ns": switch_ns, "row_ns": row_ns, "in_c": is_in_c()},
+        "overhead": {"switch_ns": switch_ns, "row_ns": row_ns, "in_c": c_module is not None},
         "slots": SLOTS,
         "missing": list(missing),
     }
@@ -72,20 +74,6 @@ def _open_writer(folder: str, who: dict[str, Any], header: dict[str, Any]) -> tu
         except FileExistsError:
             continue
     raise FileExistsError(f"{folder}: {MOST_NAMES} recordings of process {who['pid']}")
-
-
-def merged(first: bytes, more: bytes) -> bytes:
-    """Two consecutive stretches of one step as one row: times add up, states are the later ones."""
-    row = []
-    columns = zip(c.STEP_COLUMNS, ROW.unpack(first), ROW.unpack(more), strict=True)
-    for (name, _), a, b in columns:
-        if name == "begin_ns":
-            row.append(a)
-        elif name in ("step", "end_ns") or name.endswith("_bytes"):
-            row.append(b)
-        else:
-            row.append(a | b if name == "flags" else a + b)
-    return ROW.pack(*row)
 
 
 def resident_bytes() -> int | None:

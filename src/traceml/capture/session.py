@@ -7,16 +7,17 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from traceml.capture.batch import size_of
 from traceml.capture.device import Device, DeviceClock
 from traceml.capture.events import EventLog
 from traceml.capture.gradients import GradientWatch
 from traceml.capture.identity import trained_parameters
-from traceml.capture.inputs import Inputs
+from traceml.capture.inputs import Inputs, LoaderStart
 from traceml.capture.leading_optimizer import ENDS_STEP, NOTHING, LeadingOptimizer
 from traceml.capture.process_end import close_with_worker, fatal_error
-from traceml.capture.rank import merged, open_rank, resident_bytes
-from traceml.capture.switch import PASS, PENDING_EVAL, PENDING_FETCH, ROW, Switch, is_wait
+from traceml.capture.rank import open_rank, resident_bytes
+from traceml.capture.rows import into_writer, merged, taken_apart
+from traceml.capture.slots import PASS, PENDING_EVAL, ROW, is_wait
+from traceml.capture.switch import Switch
 from traceml.capture.unended_steps import UnendedSteps
 from traceml.capture.user_phases import UserPhases
 from traceml.errors import failsafe
@@ -61,10 +62,9 @@ class Session:
         self.stepping = False  # a training step is under way or done: before it is start-up
         self.failed_in, self.failure = c.WAIT_START, 0  # and the exception that is on its way out
         self.aborted = False  # an exception left a phase; the next batch drops the step
-        self.block_depth = 0
-        self.blocks = False  # trace_step ends the steps
         self.end_after_backward = False
-        self.inputs = Inputs(self.switch, self.torch)
+        self.switch.count_nodes = getattr(self.torch.autograd, "_get_sequence_nr", None)
+        self.inputs = Inputs(self.switch, self.torch, self)
         self.memory_due = 0
         self.first_row = b""
         self.has_optimizer = False  # one has stepped
@@ -96,36 +96,52 @@ class Session:
 
     def loader_starts(self) -> None:
         """`iter(loader)` begins: before training this may be where the first step starts."""
+        if self.inputs.used:
+            self.inputs.resolve(c.VALIDATION)
         if self.aborted:
             self.drop_step()
         if not self.stepping:
-            self.switch.restart(self.switch.clock())
+            self.restart()
 
     def fetch_begins(self, iterator: Any) -> int:
         """A batch is asked for; returns its role. A step that failed, or that a newcomer ended, is over."""
+        inputs = self.inputs
+        if inputs.used and not inputs.is_open(iterator):
+            self.inputs.resolve(c.VALIDATION)  # the loader before fed no backward pass
         role = getattr(iterator, "_traceml_role", None)
         if role is None:
-            role = self.inputs.role_of(iterator, self.stepping)
+            role = inputs.role_of(iterator, self.stepping)
+        inputs.feeds_validation = role == c.VALIDATION
         if role == c.VALIDATION:
+            self.look_closer()
             return c.VALIDATION
         if self.aborted:
             self.drop_step()
-        elif self.leader.new_batch() == ENDS_STEP and not self.blocks and is_wait(self.switch.current):
+        elif self.leader.new_batch() == ENDS_STEP and not self.switch.blocks and is_wait(self.switch.current):
             self.end_step(self.switch.clock())
         else:
             self._end_without_optimizer()
         return int(role)
 
-    def fetched(self, batch: Any) -> None:
-        """A batch of a loader that is, or may be, the training loader."""
-        self.switch.fetched(*size_of(batch))
+    def fetched(self, batch: Any, is_open: bool = False) -> None:
+        """A batch of a loader that is, or may be (`is_open`), the training loader."""
+        self.inputs.fetched(batch, is_open)
 
-    def _resolve_fetches(self, role: int) -> None:
+    def fetch_stopped(self, iterator: Any) -> None:
+        """The iterator has no more batches: if they were used without gradients only, it was validation."""
+        if self.inputs.used and self.inputs.is_open(iterator):
+            self.inputs.resolve(c.VALIDATION)
+
+    def rename(self, source: int, target: int) -> None:
+        """What this step charged to `source` turns out to have been `target`."""
+        self.switch.move(source, target)
         if self.device_clock is not None:
-            self.device_clock.rename(PENDING_FETCH, role)
-        for start in self.inputs.resolve(role):
-            duration = start.ended - start.began
-            self.events.add("epoch_start", self.step + 1, start.began, duration, workers=start.workers)
+            self.device_clock.rename(source, target)
+
+    def epoch_started(self, start: LoaderStart) -> None:
+        """A loader that feeds the training was started."""
+        duration = start.ended - start.began
+        self.events.add("epoch_start", self.step + 1, start.began, duration, workers=start.workers)
 
     # ---- forward, backward, optimizer -----------------------------------------------------------
 
@@ -138,40 +154,52 @@ class Session:
         if in_closure:
             return switch.enter_compute(c.FORWARD)
         if not self.torch.is_grad_enabled():
-            if self.inputs.unresolved:
-                self._resolve_fetches(c.VALIDATION)
-            if not self.stepping:  # a sanity check before training is start-up, not part of a step
-                self.inputs.candidate = None
-                switch.restart(switch.clock())
-            return switch.enter_validation()
+            return self.inputs.enter_without_gradients(module, args)
         if not getattr(module, "training", True):
+            if self.inputs.feeds_validation:
+                return switch.enter_validation()
+            self.inputs.used = bool(self.inputs.unresolved)
             self.look_closer()
             return switch.enter_inside(PENDING_EVAL)
-        if self.inputs.unresolved:
-            self._resolve_fetches(c.INPUT)
-        self._training_begins()
+        self._model_trains()
         if not self.inputs.has_loader:
             self._end_without_optimizer()
-        if not switch.fetches and not self.inputs.has_loader:
-            self.inputs.infer(args, kwargs, is_first=self.step == 0, in_block=self.blocks)
+            if not switch.fetches and not switch.forwards:
+                self.inputs.infer(args, kwargs, is_first=self.step == 0, in_block=bool(switch.blocks))
         return switch.enter_compute(c.FORWARD)
+
+    def _model_trains(self) -> None:
+        """A forward pass with gradients, or a backward pass: what is open was for the training."""
+        if self.inputs.unresolved:
+            self.inputs.resolve(c.INPUT)
+        self.inputs.feeds_validation = False
+        self._training_begins()
 
     def _training_begins(self) -> None:
         if not self.stepping:
             self.stepping = True
             self.switch.gc_ns = self.switch.gc_wait_ns = 0
             if self.inputs.candidate is None:
-                self.switch.restart(self.switch.clock())
+                self.restart()
+
+    def restart(self) -> None:
+        """The step begins here. What was before it counts as start-up, validation among it by name."""
+        self._note_validation()
+        self.switch.restart(self.switch.clock())
+
+    def _note_validation(self) -> None:
+        """Validation that is part of no completed step is an event."""
+        took = self.switch.charged(c.VALIDATION)
+        if took:
+            self.events.add("validation", self.step, self.switch.clock() - took, took)
 
     def backward_begins(self, tensor: Any) -> None:
         """A backward means training: what was in doubt is input and forward."""
-        if self.inputs.unresolved:
-            self._resolve_fetches(c.INPUT)
-        self._training_begins()
+        self._model_trains()
+        if self.switch.watching and not self.inputs.has_loader:
+            self.inputs.early.look()
         if self.switch.charged(PENDING_EVAL):
-            self.switch.move(PENDING_EVAL, c.FORWARD)
-            if self.device_clock is not None:
-                self.device_clock.rename(PENDING_EVAL, c.FORWARD)
+            self.rename(PENDING_EVAL, c.FORWARD)
         if self.writer is None:
             self.become_rank(tensor)
         elif self.device is not None and self.switch.since >= self.memory_due:
@@ -191,7 +219,7 @@ class Session:
             self.has_optimizer = True
             self.switch.flags |= self.measured & (1 << c.OPTIMIZER)
             self.events.add("model", self.step + 1, now, parameters=trained_parameters(optimizer))
-        if self.blocks:
+        if self.switch.blocks:
             return
         self._training_begins()
         if self.unended:
@@ -209,35 +237,6 @@ class Session:
         else:
             self.end_step(now, extend=verdict != ENDS_STEP)
 
-    def block_enters(self) -> None:
-        """`trace_step` opens: an unclaimed gap since the last step was waiting for input."""
-        self.block_depth += 1
-        if self.block_depth > 1:
-            return
-        self.blocks = True
-        self.look_closer()
-        now = self.switch.clock()
-        if not self.stepping:
-            self.stepping = True
-            if self.inputs.candidate is None:
-                self.switch.restart(now)
-        elif not self.switch.fetches and is_wait(self.switch.current):
-            self.switch.flush(now)
-            self.switch.move(c.WAIT_START, c.INPUT)
-            self.inputs.inferred = True
-        if self.writer is None:
-            self.become_rank(None)
-
-    def block_exits(self, failed: bool) -> None:
-        """`trace_step` closes: the step is over, or aborted by an exception."""
-        self.block_depth -= 1
-        if self.block_depth:
-            return
-        if failed:
-            self.drop_step()
-        else:
-            self.end_step(self.switch.clock())
-
     def phase_failed(self, slot: int, problem: BaseException) -> None:
         """An exception left a phase: if the next batch comes, this step never completed."""
         on_its_way = self.failure == id(problem)
@@ -252,7 +251,7 @@ class Session:
     def _end_without_optimizer(self) -> None:
         """The next batch or forward pass begins, and no optimizer has ever followed a backward pass."""
         switch = self.switch
-        is_over = switch.backwards and is_wait(switch.current) and not self.blocks
+        is_over = switch.backwards and is_wait(switch.current) and not self.switch.blocks
         if self.has_optimizer or self.writer is None or not is_over:
             return
         switch.flags &= ~(1 << c.OPTIMIZER)  # not measured, not 0
@@ -269,7 +268,7 @@ class Session:
         now = self.switch.clock()
         self.events.add("aborted_step", self.step + 1, now, now - self.switch.begin)
         self.switch.restart(now)
-        self.inputs.inferred = self.aborted = False
+        self.aborted = False
         if self.device_clock is not None:
             self.device_clock.drop_step()
 
@@ -280,7 +279,7 @@ class Session:
             if self.writer is None:
                 return
         if self.inputs.unresolved:
-            self._resolve_fetches(c.INPUT)
+            self.inputs.resolve(c.INPUT)
         switch = self.switch
         if now >= switch.reading_due:
             self._read_memory(now)
@@ -289,39 +288,38 @@ class Session:
         else:
             if switch.row_at == switch.row_end:
                 self.writer.grow()
-                self.rows_into_writer(switch.sequence)
+                into_writer(switch, self.writer, switch.sequence)
             inferred = c.FLAG_STEP_INFERRED if self.unended.are_steps and not self.has_optimizer else 0
-            switch.publish(now, inferred | (c.FLAG_INPUT_INFERRED if self.inputs.inferred else 0))
+            switch.publish(now, inferred)
         if switch.sequence == 1:
             self.first_row = ROW.pack(*ROW.unpack_from(self.writer.map, self.writer.offset))
         if self.device_clock is not None:
             self.device_clock.end_step(self.step, switch.current)
-        self.inputs.inferred = self.aborted = False
+        self.aborted = False
         self.gradients.step_ended()
-        # Without a loader every forward is looked at; device memory is read in a backward from time to time.
-        memory_is_due = self.device is not None and now >= self.memory_due
-        switch.attention = not self.inputs.has_loader or memory_is_due
-        switch.leader = self.leader.only
-        switch.fast_end = not (self.blocks or self.gradients.learning or self.device_clock is not None)
+        self._choose_path(now)
 
-    def rows_into_writer(self, sequence: int) -> None:
-        """Rows go where the writer has room for them."""
-        writer = self.writer
-        assert writer is not None
-        self.switch.rows_into(writer.map, writer.offset, writer.end, writer.row_size, sequence)
+    def _choose_path(self, now: int) -> None:
+        """What the calls of the next step need: C alone, or a look."""
+        switch, inputs = self.switch, self.inputs
+        # Without a loader, the first forward pass of each step tells whether the data is new.
+        switch.look_first = not inputs.has_loader
+        memory_is_due = self.device is not None and now >= self.memory_due
+        is_inferred = not (self.has_optimizer or switch.blocks)
+        looks_for_batches = switch.watching and not inputs.has_loader and inputs.early.learning
+        switch.attention = bool(memory_is_due or is_inferred or looks_for_batches)
+        switch.leader = self.leader.only
+        switch.fast_end = not (self.gradients.learning or self.device_clock is not None)
 
     def _extend_first_row(self, now: int) -> None:
         """The first step goes on: another optimizer stepped. A longer row with its number supersedes it."""
         writer, switch = self.writer, self.switch
         assert writer is not None
-        scratch = bytearray(writer.row_size)
         writer.offset, writer.count = switch.row_at, switch.sequence
-        switch.rows_into(scratch, 0, len(scratch), len(scratch), 0)
         switch.step = 0
-        switch.publish(now, 0)
-        self.first_row = merged(self.first_row, bytes(scratch[: ROW.size]))
+        self.first_row = merged(self.first_row, taken_apart(switch, writer.row_size, now, 0))
         writer.append_packed(self.first_row)
-        self.rows_into_writer(writer.count)
+        into_writer(switch, writer, writer.count)
 
     def become_rank(self, tensor: Any) -> None:
         """The process starts to train: give it a recording. Without a run folder, nothing happens."""
@@ -331,7 +329,7 @@ class Session:
         rank = open_rank(self.torch, self.run_dir, tensor, self.measured, self.missing)
         self.writer = rank.writer
         self.switch.flags = rank.measured
-        self.rows_into_writer(0)
+        into_writer(self.switch, rank.writer, 0)
         self.switch.show_in(rank.writer.live, layout.LIVE_PHASE)
         self.events.open(rank.stem + ".events.jsonl")
         self.user_phases.use(rank.writer)
@@ -368,7 +366,10 @@ class Session:
         if self.writer is None or self.closed:
             return
         self.closed = True
+        if self.inputs.used:
+            self.inputs.resolve(c.VALIDATION)
         self._end_without_optimizer()
+        self._note_validation()
         if self.unended:
             self.unended.publish(self.writer)
         error = fatal_error()

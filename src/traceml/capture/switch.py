@@ -7,98 +7,77 @@ construction. No torch here, no files: integers and one clock.
 
 from __future__ import annotations
 
-import os
 import time
-import types
 from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
-from traceml.recording.layout import SEQUENCE, row_struct
+from traceml.capture.c_module import c_module
+from traceml.capture.slots import (
+    AFTER,
+    AFTER_PENDING,
+    AFTER_VALIDATION,
+    IS_WAIT,
+    LEFT_OVER,
+    LONG_GAP_WEIGHT,
+    MOST_COUNT,
+    NODE_FACTORS,
+    PASS,
+    PENDING_GAP,
+    PENDING_NO_GRAD,
+    PLACES,
+    ROW,
+    SHORT_GAP_NS,
+    SLOTS,
+    WATCH_FROM,
+    WATCH_MOST,
+)
+from traceml.recording.layout import SEQUENCE
 from traceml.schema import catalog as c
 
-AFTER_VALIDATION: Final = c.RECORDED_SLOTS
-"""Between two validation phases: still validation; anywhere else: wait."""
-SLOTS: Final = c.RECORDED_SLOTS + 3
-
-# These two are indices from the end, hence negative: like every real phase they are below
-# FIRST_USER, so that "is the thread inside a phase" stays one comparison on the hot path.
-PENDING_EVAL: Final = -1
-"""A forward pass in eval mode with gradients on: training if a backward follows, else validation."""
-PENDING_FETCH: Final = -2
-"""A batch whose loader's role is not known yet: the forward pass that uses it tells."""
-
-PASS: Final = -9
-"""Answer of `enter`: another thread, or already inside a phase; the call passes straight through."""
-
-SHORT_GAP_NS: Final = 100_000
-LONG_GAP_WEIGHT: Final = 16
-CPU_WATCH_FROM: Final = 17
-CPU_WATCH_MOST: Final = 256
-"""Reading the thread's CPU time costs more than all else here, so it is read only while long gaps
-are no rarity: each one counts 16, each short one takes 1 back, and from 17 on it is watched."""
 _ZEROS: Final = [0] * SLOTS
-ROW: Final = row_struct(c.STEP_COLUMNS)
-MOST_COUNT: Final = 0xFFFF_FFFF
-
-
-def is_wait(slot: int) -> bool:
-    """Whether this slot is the thread doing nothing that we know."""
-    return c.FIRST_WAIT <= slot < c.RECORDED_SLOTS or slot == AFTER_VALIDATION
-
-
-def _place_after(slot: int) -> int:
-    if slot in (c.INPUT, c.H2D, SLOTS + PENDING_FETCH):
-        return c.WAIT_INPUT
-    if slot in (c.FORWARD, SLOTS + PENDING_EVAL):
-        return c.WAIT_FORWARD
-    if slot in (c.BACKWARD, c.SYNC):
-        return c.WAIT_BACKWARD
-    return AFTER_VALIDATION if slot == c.VALIDATION else c.WAIT_OTHER
-
-
-_AFTER: Final = [_place_after(slot) for slot in range(SLOTS)]
-_IS_WAIT: Final = [is_wait(slot) for slot in range(SLOTS)]
 
 
 class PythonSwitch:
     """Where the training thread is, since when, and what each slot of the step has cost so far."""
 
     __slots__ = (
-        "allocated",
-        "attention",
-        "backwards",
-        "begin",
-        "clock",
-        "cpu_clock",
-        "cpu_since",
-        "cpu_watch",
-        "current",
-        "fast_end",
-        "fetches",
-        "flags",
-        "gc_ns",
-        "gc_wait_ns",
-        "leader",
-        "live",
-        "live_at",
-        "mark",
-        "no_forward",
-        "reading_due",
-        "reserved",
-        "row_at",
-        "row_end",
-        "row_map",
-        "row_size",
-        "rss",
-        "samples",
-        "sequence",
-        "since",
-        "step",
-        "switches",
-        "thread",
-        "tokens",
-        "totals",
+        *(
+            "allocated",
+            "attention",
+            "backwards",
+            "begin",
+            "block_depth",
+            "blocks",
+            "busy_wait_ns",
+            "clock",
+            "count_nodes",
+        ),
+        *("cpu_clock", "cpu_since", "current", "fast_end", "fetches", "flags", "forwards", "gc_ns"),
+        *("gc_wait_ns", "input_from", "leader", "live", "live_at", "look_first", "mark", "node_backward"),
+        *(
+            "node_forward",
+            "nodes_since",
+            "phase_began",
+            "phase_nodes",
+            "phase_slot",
+            "reading_due",
+            "reserved",
+            "row_at",
+        ),
+        *(
+            "row_end",
+            "row_map",
+            "row_size",
+            "rss",
+            "samples",
+            "sequence",
+            "since",
+            "step",
+            "step_flags",
+            "step_nodes",
+        ),
+        *("switches", "thread", "tokens", "totals", "watch", "watching"),
     )
 
     def __init__(
@@ -108,6 +87,7 @@ class PythonSwitch:
     ) -> None:
         self.clock = clock
         self.cpu_clock = cpu_clock
+        self.count_nodes: Callable[[], int] | None = None  # operations that autograd has recorded so far
         self.thread = -1  # nobody: every call passes straight through
         self.live: Any = bytearray(1)
         self.live_at = 0
@@ -115,12 +95,20 @@ class PythonSwitch:
         self.totals = _ZEROS.copy()
         self.current = c.WAIT_START
         self.begin = self.since = clock()
-        self.cpu_watch = 0
-        self.no_forward = False  # no module call in sight: the gap before backward holds the forward pass
-        self.cpu_since = 0
+        self.watch = [0] * PLACES  # for each wait place: how often long gaps were seen there
+        self.watching = 0  # places whose gaps are watched
+        self.cpu_since = self.nodes_since = 0  # when the running gap began, if it is watched
+        self.phase_slot = 0  # the pass that is timed, to learn what one of its operations takes
+        self.phase_began = self.phase_nodes = self.step_nodes = 0
+        self.node_forward = self.node_backward = 0.0  # ns of a typical operation of the model
         self.switches = 0
         self.step = self.sequence = self.rss = self.allocated = self.reserved = self.flags = 0
         self.attention = 1  # the next calls need more than the fast path
+        self.look_first = 0  # so does the first forward pass of each step
+        self.blocks = 0  # `trace_step` ends the steps, optimizers do not
+        self.block_depth = 0
+        self.step_flags = 0  # of the running step
+        self.input_from = 0  # the wait place whose time is input, if it is not 0
         self.fast_end = self.leader = self.reading_due = 0
         self.row_map: Any = None
         self.row_at = self.row_end = self.row_size = 0
@@ -136,22 +124,33 @@ class PythonSwitch:
         """Start `slot` inside whatever is current; the caller knows that this is the training thread."""
         now = self.clock()
         outer = self.current
+        if IS_WAIT[outer]:
+            self._end_gap(now, -1)
         self.totals[outer] += now - self.since
+        return self._start(now, slot, outer)
+
+    def _start(self, now: int, slot: int, charged: int) -> int:
+        """Begin `slot` at `now`; `charged` is what the device clock is told of the time before."""
+        outer = self.current
         self.since = now
         self.current = slot
         self.live[self.live_at] = slot & 255
         self.switches += 1
-        if slot == c.BACKWARD:
+        if slot == c.FORWARD:
+            self.forwards += 1
+        elif slot == c.BACKWARD:
             self.backwards += 1
+        if self.watching and slot in (c.FORWARD, c.BACKWARD):
+            self.phase_slot, self.phase_began, self.phase_nodes = slot, now, self._nodes()
         if self.mark is not None:
-            self.mark(outer)
+            self.mark(charged)
         return outer
 
     def leave(self, outer: int) -> int:
         """End the current slot; returns the time, so that a step can end at this very instant."""
         # zero_grad and the like say nothing about where in the step we are.
-        stays = self.current == c.OPTIMIZER or not _IS_WAIT[outer]
-        return self.return_to(outer if stays else _AFTER[self.current])
+        stays = self.current == c.OPTIMIZER or not IS_WAIT[outer]
+        return self.return_to(outer if stays else AFTER[self.current])
 
     def return_to(self, outer: int) -> int:
         """End the current slot; we are where we were before, as after an exchange in the script."""
@@ -159,50 +158,86 @@ class PythonSwitch:
         slot = self.current
         self.totals[slot] += now - self.since
         self.since = now
-        if _IS_WAIT[outer] and self.cpu_watch >= CPU_WATCH_FROM and (slot == c.FORWARD or self.no_forward):
-            self.cpu_since = self.cpu_clock()
         self.current = outer
+        if IS_WAIT[outer]:
+            if self.phase_slot:
+                self._learn_node(now)
+            self._begin_gap()
         self.live[self.live_at] = outer & 255
         if self.mark is not None:
             self.mark(slot)
         return now
 
-    def enter_compute(self, slot: int) -> int:
-        """Like `enter`, for what follows a loss: the gap since the forward pass was the loss.
+    def _nodes(self) -> int:
+        return self.count_nodes() if self.count_nodes is not None else 0
 
-        A functional loss has no hook. A gap of up to 0.1 ms is taken as loss; of a longer one the
-        thread's CPU time is, so that a sleep or a blocking write in the same place stays `wait`.
+    def _nodes_after(self, nodes: int) -> int:
+        """Operations since then; one if they cannot be counted, so that times are compared as a whole."""
+        return self._nodes() - nodes if self.count_nodes is not None else 1
+
+    def _learn_node(self, now: int) -> None:
+        """How long one operation that autograd records takes, in a forward or in a backward pass."""
+        if self.phase_slot == c.FORWARD:
+            self.node_forward = (now - self.phase_began) / max(self._nodes_after(self.phase_nodes), 1)
+        else:
+            count = self.phase_nodes - self.step_nodes
+            self.node_backward = (now - self.phase_began) / max(count, 1)
+            self.step_nodes = self.phase_nodes
+        self.phase_slot = 0
+
+    def _begin_gap(self) -> None:
+        if self.watch[self.current - c.FIRST_WAIT] >= WATCH_FROM:
+            self.cpu_since, self.nodes_since = self.cpu_clock(), self._nodes()
+
+    def _end_gap(self, now: int, before: int) -> int:
+        """The gap in a wait place is over; returns how much of it was part of the model's work.
+
+        `before` is what follows: a forward pass, or a backward pass or an optimizer, or -1 for anything
+        else. Of a long gap, the CPU time counts as the model's as far as operations that autograd recorded
+        in it can explain it: so a sleep or a blocking write stays `wait`, and so does making a batch.
+        """
+        gap, place = now - self.since, self.current - c.FIRST_WAIT
+        if gap <= SHORT_GAP_NS:
+            self.cpu_since = 0
+            if self.watch[place]:
+                self.watch[place] -= 1
+                self.watching -= self.watch[place] == WATCH_FROM - 1
+            is_loss = before == c.BACKWARD or (before >= 0 and self.current == c.WAIT_FORWARD)
+            self.busy_wait_ns += 0 if is_loss else gap
+            return gap if is_loss else 0
+        work = 0
+        if self.cpu_since:
+            busy = min(gap, self.cpu_clock() - self.cpu_since)
+            if before >= 0:
+                node_ns = max(self.node_forward, self.node_backward)
+                allowed = self._nodes_after(self.nodes_since) * node_ns * NODE_FACTORS[before != c.FORWARD]
+                work = min(busy, int(allowed))
+            self.busy_wait_ns += busy - work
+        self.cpu_since = 0
+        seen = self.watch[place]
+        self.watch[place] = min(seen + LONG_GAP_WEIGHT, WATCH_MOST)
+        self.watching += seen < WATCH_FROM <= self.watch[place]
+        return work
+
+    def enter_compute(self, slot: int) -> int:
+        """Like `enter`, for the model's own work: a part of the gap before it may belong to the model too.
+
+        A functional loss has no hook, and neither have operations between the modules of a model whose
+        `forward` is called directly. After a forward pass a gap of up to 0.1 ms is taken as loss.
         """
         outer = self.current
         if outer == c.OPTIMIZER and slot != c.OPTIMIZER and get_ident() == self.thread:
             return self.enter_inside(slot)  # a closure: the training code again
         if outer < c.FIRST_USER or get_ident() != self.thread:
             return PASS
-        if outer != c.WAIT_FORWARD and not (slot == c.BACKWARD and _IS_WAIT[outer]):
+        if not IS_WAIT[outer]:
             return self.enter_inside(slot)
         now = self.clock()
         gap = now - self.since
-        if gap <= SHORT_GAP_NS:
-            loss = gap
-            if self.cpu_watch:
-                self.cpu_watch -= 1
-        else:
-            watched = self.cpu_since != 0
-            loss = min(gap, self.cpu_clock() - self.cpu_since) if watched else 0
-            self.cpu_watch = min(self.cpu_watch + LONG_GAP_WEIGHT, CPU_WATCH_MOST)
-            self.no_forward = outer != c.WAIT_FORWARD
-        self.cpu_since = 0
-        self.totals[c.FORWARD] += loss
-        self.totals[outer] += gap - loss
-        self.since = now
-        self.current = slot
-        self.live[self.live_at] = slot & 255
-        self.switches += 1
-        if slot == c.BACKWARD:
-            self.backwards += 1
-        if self.mark is not None:
-            self.mark(c.FORWARD if 2 * loss >= gap else outer)
-        return outer
+        work = self._end_gap(now, slot)
+        self.totals[c.FORWARD] += work
+        self.totals[outer] += gap - work
+        return self._start(now, slot, c.FORWARD if 2 * work >= gap else outer)
 
     def gradients_ready(self) -> None:
         """A local gradient is ready: up to here it was work, what follows the last one is waiting.
@@ -228,13 +263,21 @@ class PythonSwitch:
 
     def enter_validation(self) -> int:
         """Like `enter`; the time since the previous validation phase belongs to validation too."""
-        if self.current != AFTER_VALIDATION:
-            return self.enter(c.VALIDATION)
+        return self._enter_after(AFTER_VALIDATION, c.VALIDATION, c.VALIDATION)
+
+    def enter_pending(self) -> int:
+        """A forward pass without gradients whose purpose is not known yet."""
+        return self._enter_after(AFTER_PENDING, PENDING_GAP, PENDING_NO_GRAD)
+
+    def _enter_after(self, place: int, gap_slot: int, slot: int) -> int:
+        if self.current != place:
+            return self.enter(slot)
         if get_ident() != self.thread:
             return PASS
-        self.current = c.VALIDATION
-        self.enter_inside(c.VALIDATION)
-        return AFTER_VALIDATION
+        self.cpu_since = 0
+        self.current = gap_slot
+        self.enter_inside(slot)
+        return place
 
     def charged(self, slot: int) -> int:
         """What this slot of the running step has been charged so far."""
@@ -258,8 +301,8 @@ class PythonSwitch:
 
     def forget_counts(self) -> None:
         """What was counted in this step was not of this step."""
-        self.fetches = self.backwards = self.samples = self.tokens = 0
-        self.gc_ns = self.gc_wait_ns = 0
+        self.fetches = self.forwards = self.backwards = self.samples = self.tokens = 0
+        self.gc_ns = self.gc_wait_ns = self.busy_wait_ns = 0
 
     def rows_into(self, buffer: Any, offset: int, end: int, size: int, sequence: int) -> None:
         """From now on rows go here: the next one at `offset`, with the number after `sequence`."""
@@ -274,9 +317,11 @@ class PythonSwitch:
         if self.row_at >= self.row_end:
             raise ValueError("no room for a row")
         self.flush(now)
-        self.move(PENDING_FETCH, c.INPUT)
-        self.move(PENDING_EVAL, c.VALIDATION)
-        self.move(AFTER_VALIDATION, c.WAIT_OTHER)
+        for source, target in LEFT_OVER:
+            self.move(source, target)
+        if self.input_from and self.totals[self.input_from]:
+            self.move(self.input_from, c.INPUT)
+            self.step_flags |= c.FLAG_INPUT_INFERRED
         self.step += 1
         self.sequence += 1
         ROW.pack_into(
@@ -286,33 +331,35 @@ class PythonSwitch:
             self.begin,
             now,
             *self.totals[: c.RECORDED_SLOTS],
-            self.gc_ns,
-            self.gc_wait_ns,
             self.rss,
             self.allocated,
             self.reserved,
             min(self.samples, MOST_COUNT),
             min(self.tokens, MOST_COUNT),
-            self.flags | more_flags,
+            self.flags | self.step_flags | more_flags,
             min(self.fetches or self.backwards, MOST_COUNT),
             min(self.switches, MOST_COUNT),
-            0,
+            min(self.busy_wait_ns // 1000, MOST_COUNT),
+            min(self.gc_ns // 1000, MOST_COUNT),
+            min(self.gc_wait_ns // 1000, MOST_COUNT),
         )
         SEQUENCE.pack_into(self.row_map, self.row_at + self.row_size - SEQUENCE.size, self.sequence)
         self.row_at += self.row_size
         self.restart(now)
 
     def leave_step(self, outer: int, optimizer: object) -> int:
-        """Leave an optimizer's step: 0 if that ended the training step and its row is written, else the time.
+        """Leave an optimizer's step: 0 if nothing is left to do, else the time.
 
-        It is written here when nothing needs a closer look: `fast_end` is set, the optimizer is `leader`, and
-        `reading_due` has not come.
+        The step's row is written here when nothing needs a closer look: `fast_end` is set, the optimizer is
+        `leader`, and `reading_due` has not come. In a `trace_step` block an optimizer ends no step.
         """
         now = self.leave(outer)
+        if self.blocks and not self.attention:
+            return 0
         ends = (
             self.fast_end and not self.attention and id(optimizer) == self.leader and now < self.reading_due
         )
-        if not ends or self.row_at >= self.row_end or not _IS_WAIT[self.current]:
+        if not ends or self.row_at >= self.row_end or not IS_WAIT[self.current]:
             return now
         self.publish(now, 0)
         return 0
@@ -326,37 +373,16 @@ class PythonSwitch:
         self.totals = _ZEROS.copy()
         self.forget_counts()
         self.begin = self.since = now
-        self.switches = 0
-        if _IS_WAIT[self.current]:
+        self.switches = self.step_flags = 0
+        if IS_WAIT[self.current]:
             self.current = c.WAIT_START
+            if self.watching:
+                self.cpu_since = 0
+                self._begin_gap()
+                self.step_nodes = self._nodes()
 
 
-def _load_c_module() -> Any:
-    """The C module, set up with the constants of this one; None where it is missing."""
-    if os.environ.get("TRACEML_PURE_PYTHON", "0") not in ("", "0"):
-        return None
-    try:
-        from traceml.capture import _switch  # type: ignore[attr-defined]
-    except ImportError:
-        return None
-    _switch.configure(
-        *(SLOTS, c.RECORDED_SLOTS, c.FIRST_USER, c.FIRST_WAIT),
-        *(AFTER_VALIDATION, PENDING_EVAL, PENDING_FETCH),
-        *(c.INPUT, c.FORWARD, c.BACKWARD, c.SYNC, c.OPTIMIZER, c.VALIDATION, c.CHECKPOINT),
-        *(c.WAIT_START, c.WAIT_FORWARD, c.WAIT_OTHER),
-        *(SHORT_GAP_NS, LONG_GAP_WEIGHT, CPU_WATCH_FROM, CPU_WATCH_MOST),
-        *(bytes(_IS_WAIT), bytes(_AFTER), types.MethodType),
-    )
-    return _switch
-
-
-c_module: Final[Any] = _load_c_module()
 if TYPE_CHECKING:
     Switch = PythonSwitch
 else:
     Switch = PythonSwitch if c_module is None else c_module.Switch
-
-
-def is_in_c() -> bool:
-    """Whether the C switch is in use."""
-    return c_module is not None

@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 from typing import Final
 
-from traceml.capture.rank import merged
-from traceml.capture.switch import ROW, Switch
+from traceml.capture.rows import into_writer, merged, taken_apart
+from traceml.capture.slots import ROW
+from traceml.capture.switch import Switch
 from traceml.recording.writer import RecordingWriter
 from traceml.schema import catalog as c
 
@@ -31,11 +32,9 @@ class UnendedSteps:
 
     def keep(self, writer: RecordingWriter) -> None:
         """What was recorded since the last one is the next one."""
-        scratch = bytearray(writer.row_size)
-        self._switch.rows_into(scratch, 0, len(scratch), len(scratch), 0)
-        self._switch.publish(self._switch.clock(), c.FLAG_STEP_INFERRED)
-        self._rows.append(bytes(scratch[: ROW.size]))
-        self._switch.rows_into(writer.map, writer.offset, writer.end, writer.row_size, 0)
+        now = self._switch.clock()
+        self._rows.append(taken_apart(self._switch, writer.row_size, now, c.FLAG_STEP_INFERRED))
+        into_writer(self._switch, writer, 0)
         if len(self._rows) >= ENOUGH:
             self.publish(writer)
 
@@ -44,7 +43,7 @@ class UnendedSteps:
         for row in self._rows:
             writer.append_packed(row)
         self._rows, self.are_steps = [], True
-        self._switch.rows_into(writer.map, writer.offset, writer.end, writer.row_size, writer.count)
+        into_writer(self._switch, writer, writer.count)
 
     def take_as_one(self) -> bytes:
         """An optimizer stepped: all of them were its first step so far, and nothing is inferred."""

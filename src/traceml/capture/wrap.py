@@ -12,7 +12,9 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any, Final
 
-from traceml.capture.switch import PASS, Switch, c_module
+from traceml.capture.c_module import c_module
+from traceml.capture.slots import PASS
+from traceml.capture.switch import Switch
 from traceml.schema import catalog as c
 
 ORIGINAL: Final = "_traceml_original"

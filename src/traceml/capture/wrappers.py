@@ -6,17 +6,19 @@ import functools
 import sys
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any
+from typing import Any, Final
 
 from traceml.capture import wrap
 from traceml.capture.session import Session
-from traceml.capture.switch import PASS, PENDING_EVAL, PENDING_FETCH
+from traceml.capture.slots import PASS, PENDING_EVAL, PENDING_FETCH, PENDING_NO_GRAD
 from traceml.capture.wrap import ORIGINAL, hide_frame, seam, timed, undo
 from traceml.errors import failsafe
 from traceml.schema import catalog as c
 
 Function = Callable[..., Any]
 Wrap = Callable[[Function, Session], Function]
+FORWARD_SLOTS: Final = (c.FORWARD, c.NO_GRAD, c.VALIDATION, PENDING_EVAL, PENDING_NO_GRAD)
+"""What a module call may turn out to be."""
 
 
 def phase(slot: int) -> Wrap:
@@ -52,7 +54,8 @@ def wrap_module_call(original: Function, session: Session) -> Function:
             return original(self, *args, **kwargs)
         before = switch.current
         try:
-            if switch.attention or not grad_enabled() or not getattr(self, "training", True):
+            first = switch.look_first and not switch.forwards
+            if switch.attention or first or not (grad_enabled() and getattr(self, "training", True)):
                 outer = enter_doubtful(self, args, kwargs)
             else:
                 outer = switch.enter_compute(c.FORWARD)
@@ -60,7 +63,7 @@ def wrap_module_call(original: Function, session: Session) -> Function:
             if outer != PASS:
                 switch.leave(outer)
         except BaseException as problem:
-            if any(undo(switch, before, slot) for slot in (c.FORWARD, c.VALIDATION, PENDING_EVAL)):
+            if any(undo(switch, before, slot) for slot in FORWARD_SLOTS):
                 failed(c.FORWARD, problem)
             hide_frame(problem)
             raise
@@ -126,6 +129,7 @@ def wrap_next(original: Function, session: Session) -> Function:
     switch = session.switch
     begins = failsafe("loader detection", c.INPUT, session.off)(session.fetch_begins)
     fetched = failsafe("counting the samples of a batch", None)(session.fetched)
+    stopped = failsafe("loader detection", None, session.off)(session.fetch_stopped)
 
     def __next__(self: Any) -> Any:
         if switch.current < c.FIRST_USER or get_ident() != switch.thread:
@@ -140,10 +144,12 @@ def wrap_next(original: Function, session: Session) -> Function:
                 switch.leave(outer)
         except BaseException as problem:
             undo(switch, before, role)
+            if isinstance(problem, StopIteration):
+                stopped(self)
             hide_frame(problem)
             raise
         if role != c.VALIDATION:
-            fetched(batch)
+            fetched(batch, role == PENDING_FETCH)
         return batch
 
     return seam(wrap.FETCH, c.INPUT, switch, original, __next__, _failed(session), fetched)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-USER_SLOTS: Final = 7
+USER_SLOTS: Final = 6
 """How many different `traceml.phase(...)` names a rank can record; further names share the last slot."""
 
 
@@ -19,7 +19,7 @@ class Phase:
 
     key: str
     label: str
-    group: str  # input | transfer | compute | sync | other
+    group: str  # input | transfer | compute | no_grad | sync | other
     help: str
 
 
@@ -27,13 +27,19 @@ PHASES: Final[tuple[Phase, ...]] = (
     Phase("input", "Input", "input", "waiting for the next batch of the training loader"),
     Phase("h2d", "H2D copy", "transfer", "host-to-device copies of data"),
     Phase("forward", "Forward", "compute", "outermost module call with gradients on, loss included"),
+    Phase(
+        "no_grad",
+        "No-grad",
+        "no_grad",
+        "forward without gradients: teacher, target, reference or rollout model",
+    ),
     Phase("backward", "Backward", "compute", "local gradient work"),
     Phase("sync", "Sync", "sync", "waiting for other ranks and exposed gradient transfer"),
     Phase("optimizer", "Optimizer", "compute", "optimizer step, zero_grad, clipping, scheduler"),
     Phase("validation", "Validation", "other", "evaluation forward passes and their batches"),
     Phase("checkpoint", "Checkpoint", "other", "torch.save and other checkpoint writing"),
 )
-INPUT, H2D, FORWARD, BACKWARD, SYNC, OPTIMIZER, VALIDATION, CHECKPOINT = range(len(PHASES))
+INPUT, H2D, FORWARD, NO_GRAD, BACKWARD, SYNC, OPTIMIZER, VALIDATION, CHECKPOINT = range(len(PHASES))
 COMPUTE_PHASES: Final = tuple(i for i, p in enumerate(PHASES) if p.group == "compute")
 
 FIRST_USER: Final = len(PHASES)
@@ -52,10 +58,11 @@ WAIT_PLACES: Final[tuple[WaitPlace, ...]] = (
     WaitPlace("wait_start", "after the optimizer step, before anything else of the next step"),
     WaitPlace("wait_input", "between fetching the batch and the forward pass"),
     WaitPlace("wait_forward", "after the forward pass"),
+    WaitPlace("wait_no_grad", "after a forward pass without gradients"),
     WaitPlace("wait_backward", "between the backward pass and the optimizer step"),
     WaitPlace("wait_other", "around validation, checkpoints or user phases"),
 )
-WAIT_START, WAIT_INPUT, WAIT_FORWARD, WAIT_BACKWARD, WAIT_OTHER = range(
+WAIT_START, WAIT_INPUT, WAIT_FORWARD, WAIT_NO_GRAD, WAIT_BACKWARD, WAIT_OTHER = range(
     FIRST_WAIT, FIRST_WAIT + len(WAIT_PLACES)
 )
 RECORDED_SLOTS: Final = FIRST_WAIT + len(WAIT_PLACES)
@@ -74,8 +81,6 @@ STEP_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     *((p.key, "q") for p in PHASES),
     *((f"user{i}", "q") for i in range(USER_SLOTS)),
     *((w.key, "q") for w in WAIT_PLACES),
-    ("gc_ns", "q"),
-    ("gc_wait_ns", "q"),
     ("rss_bytes", "q"),
     ("peak_allocated_bytes", "q"),
     ("peak_reserved_bytes", "q"),
@@ -84,7 +89,9 @@ STEP_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("flags", "I"),
     ("micro_batches", "I"),
     ("switches", "I"),
-    ("spare", "I"),
+    ("busy_wait_us", "I"),
+    ("gc_us", "I"),
+    ("gc_wait_us", "I"),
 )
 DEVICE_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("step", "q"),
@@ -114,7 +121,7 @@ _BLOCK_HEAD: Final = (
     Folded("last_step", "step", "last"),
 )
 _NOT_SUMMED: Final = (
-    *("step", "begin_ns", "end_ns", "flags", "spare"),
+    *("step", "begin_ns", "end_ns", "flags"),
     *(name for name, _ in STEP_COLUMNS if name.endswith("_bytes")),
 )
 STEP_BLOCK: Final[tuple[Folded, ...]] = (

@@ -10,7 +10,6 @@ import numpy as np
 from traceml.analyze import window as w
 from traceml.analyze.rules.rule import CRIT_SHARE, Measured, Rule, judged_share
 from traceml.analyze.views import TimeView
-from traceml.schema import catalog as c
 from traceml.schema import fmt
 
 COMPUTE_SHARE: Final = 0.90
@@ -59,59 +58,100 @@ def wait_heavy(view: TimeView) -> Measured:
         **{_OUTSIDE_WORDS.get(k, w.LABELS[k]): (k, view.cost_of(k)) for k in w.OUTSIDE},
         "garbage collection": (w.WAIT, window.gc_wait_ns),
         **{f"phase {k[5:]!r}": (k, view.cost_of(k)) for k in window.user_keys},
-        "": (w.WAIT, np.maximum(view.net_wait - window.gc_wait_ns, 0.0)),
+        UNATTRIBUTED: (w.WAIT, np.maximum(view.net_wait - window.gc_wait_ns, 0.0)),
     }
-    name, (phase, largest) = max(parts.items(), key=lambda item: float(item[1][1].sum()))
+    whole = max(float(values.sum()), 1.0)
+    shares = {name: min(1.0, float(part.sum()) / whole) for name, (_, part) in parts.items()}
+    name = max(shares, key=lambda n: shares[n])
+    phase = parts[name][0]
     # Outside work is deliberate, not jitter, so all of it counts; of the rest only what typical steps show.
     found = _bound(view, values, phase)
     steady = window.median_share(view.outside_work) + _bound(view, view.net_wait, w.WAIT).level
     alone = view.only_rank_in(phase) if phase != w.WAIT else None
-    if name:
-        whose = f"{name} on r{alone}" if alone is not None else name
-        share = min(1.0, float(largest.sum()) / max(float(values.sum()), 1.0))
-        part = f"{whose} is {fmt.share(share)} of it"
-    else:
-        # The place in the step where the median rank spends most of its unattributed time.
-        totals = window.wait_places.sum(axis=1)
-        totals = totals[np.argsort(totals.sum(axis=1))[(len(totals) - 1) // 2]]
-        at = int(np.argmax(totals))
-        share = float(totals[at] / max(totals.sum(), 1.0))
-        part = f"it is unattributed; {fmt.share(share)} of it is {c.WAIT_PLACES[at].where}"
     advice = _WAIT_ADVICE.get(name, "look at what that phase does on the training thread")
-    found.words.update(part=part, advice=advice)
-    found.evidence.update(largest_part=name or "unattributed")
+    if name == UNATTRIBUTED:
+        advice = _UNATTRIBUTED_ADVICE[_activity(view)]
+    found.words.update(part=_parts_in_words(view, shares, name, alone), advice=advice)
+    found.evidence.update(largest_part=name, busy_wait_share=view.busy_wait_share)
     return replace(found, level=max(found.level, steady), ranks=() if alone is None else (alone,))
 
 
+def _parts_in_words(view: TimeView, shares: dict[str, float], largest: str, alone: int | None) -> str:
+    """The largest part first, then every other part worth a word; unattributed time with its place."""
+    first = f"{largest} on r{alone}" if alone is not None else largest
+    others = [
+        n for n in sorted(shares, key=lambda n: -shares[n]) if n != largest and shares[n] >= WORTH_A_WORD
+    ]
+    words = [] if largest == UNATTRIBUTED else [f"{first} is {fmt.share(shares[largest])} of it"]
+    words += [f"{fmt.share(shares[n])} {n}" for n in others if n != UNATTRIBUTED]
+    if largest != UNATTRIBUTED and UNATTRIBUTED not in others:
+        return ", ".join(words)
+    where, share = view.main_wait_place
+    rest = f"{fmt.share(share)} of it is {where}{_ACTIVITY_WORDS[_activity(view)]}"
+    if not words:
+        return f"it is unattributed; {rest}"
+    unattributed = f"{fmt.share(shares[UNATTRIBUTED])} is unattributed, {rest}"
+    return "; ".join([", ".join(words), unattributed] if largest != UNATTRIBUTED else [unattributed, *words])
+
+
+def _activity(view: TimeView) -> str:
+    """What the training thread did while it waited. On a device, waiting for it keeps the thread running."""
+    share = view.busy_wait_share
+    if view.window.clock == "device" or MOSTLY_IDLE < share < MOSTLY_BUSY:
+        return ""
+    return "busy" if share >= MOSTLY_BUSY else "idle"
+
+
+UNATTRIBUTED: Final = "unattributed"
+WORTH_A_WORD: Final = 0.1
+MOSTLY_BUSY, MOSTLY_IDLE = 0.7, 0.3
 _OUTSIDE_WORDS: Final = {w.CHECKPOINT: "checkpoint writing"}
+_ACTIVITY_WORDS: Final = {
+    "busy": ", where the training thread was busy",
+    "idle": ", where the training thread was idle",
+    "": "",
+}
+_UNATTRIBUTED_ADVICE: Final = {
+    "busy": "profile the Python or tensor code at that place in the loop, and make it cheaper",
+    "idle": "look for sleeps, blocking writes, locks and network calls at that place in the loop",
+    "": "look for logging, .item() calls, sleeps and Python work at that place in the loop",
+}
 _WAIT_ADVICE: Final = {
     "checkpoint writing": "save less often, or asynchronously (torch.distributed.checkpoint.async_save)",
     "validation": "validate less often or on fewer batches",
     "garbage collection": "collect less often (gc.freeze() after setup, or gc.disable() and collect rarely)",
-    "": "look for logging, .item() calls, sleeps and Python work at that place in the loop",
 }
 
 
 def compute_bound(view: TimeView) -> Measured | None:
-    """Forward, backward and optimizer fill the step: the model itself is the cost."""
+    """The model fills the step: forward, backward, optimizer, and forward passes without gradients."""
     window = view.window
-    share = window.median_share(window.of(*w.COMPUTE))
+    share = window.median_share(window.of(*w.MODEL))
     if share < COMPUTE_SHARE:
         return None
-    largest = max(w.COMPUTE, key=lambda k: window.median_share(window.of(k)))
+    largest = max(w.MODEL, key=lambda k: window.median_share(window.of(k)))
+    largest_ms = window.mean_ms(window.of(largest))
     return Measured(
         level=share,
         score=share,
-        words={"step": fmt.ms(view.step_ms), "delay": fmt.share(window.cpu_delay_share)},
+        words={
+            "step": fmt.ms(view.step_ms),
+            "delay": fmt.share(window.cpu_delay_share),
+            "what": w.LABELS[largest],
+            "how": _COMPUTE_ADVICE.get(largest, "batch size, precision, kernels"),
+        },
         phase=largest,
-        evidence={"share": share, "largest": largest, "largest_ms": window.mean_ms(window.of(largest))},
+        evidence={"share": share, "largest": largest, "largest_ms": largest_ms},
         action=_LACK_OF_CORES if window.cpu_delay_share >= CRIT_SHARE else None,
     )
 
 
+_COMPUTE_ADVICE: Final = {
+    w.NO_GRAD: "keep what a teacher or reference model computes, run it in lower precision, batch rollouts",
+}
 _LACK_OF_CORES: Final = (
     "Give the job more cores first: its threads waited for a core {delay} of the time (other jobs, or a CPU "
-    "quota). Then optimize {largest}."
+    "quota). Then optimize {what}."
 )
 RULES: Final[tuple[Rule[TimeView], ...]] = (
     Rule(
@@ -140,8 +180,8 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
     Rule(
         "COMPUTE_BOUND",
         compute_bound,
-        "Model work is {share} of a {step} step; {largest} is the largest part ({largest_ms}).",
-        "Optimize {largest}: batch size, precision, kernels. Then use an operator-level profiler.",
+        "Model work is {share} of a {step} step; {what} is the largest part ({largest_ms}).",
+        "Optimize {what}: {how}. Then use an operator-level profiler.",
         thresholds=None,
         status="COMPUTE-BOUND",
         only_if_nothing_else=True,

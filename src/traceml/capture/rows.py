@@ -1,0 +1,35 @@
+"""Where the switch writes its rows: into the recording, or apart, to be merged or kept back first."""
+
+from __future__ import annotations
+
+from traceml.capture.slots import ROW
+from traceml.capture.switch import Switch
+from traceml.recording.writer import RecordingWriter
+from traceml.schema import catalog as c
+
+
+def into_writer(switch: Switch, writer: RecordingWriter, sequence: int) -> None:
+    """Rows go where the writer has room for them."""
+    switch.rows_into(writer.map, writer.offset, writer.end, writer.row_size, sequence)
+
+
+def taken_apart(switch: Switch, row_size: int, now: int, flags: int) -> bytes:
+    """The row of what was recorded until `now`, in no file. The caller says where the next rows go."""
+    scratch = bytearray(row_size)
+    switch.rows_into(scratch, 0, row_size, row_size, 0)
+    switch.publish(now, flags)
+    return bytes(scratch[: ROW.size])
+
+
+def merged(first: bytes, more: bytes) -> bytes:
+    """Two consecutive stretches of one step as one row: times add up, states are the later ones."""
+    row = []
+    columns = zip(c.STEP_COLUMNS, ROW.unpack(first), ROW.unpack(more), strict=True)
+    for (name, _), a, b in columns:
+        if name == "begin_ns":
+            row.append(a)
+        elif name in ("step", "end_ns") or name.endswith("_bytes"):
+            row.append(b)
+        else:
+            row.append(a | b if name == "flags" else a + b)
+    return ROW.pack(*row)

@@ -1,0 +1,74 @@
+"""The slots of the phase switch: those that a row has, and those whose meaning shows later."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from traceml.recording.layout import row_struct
+from traceml.schema import catalog as c
+
+AFTER_VALIDATION: Final = c.RECORDED_SLOTS
+"""Between two validation phases: still validation; anywhere else: wait."""
+AFTER_PENDING: Final = c.RECORDED_SLOTS + 1
+"""After a forward pass of PENDING_NO_GRAD."""
+SLOTS: Final = c.RECORDED_SLOTS + 6
+
+# These are indices from the end, hence negative: like every real phase they are below
+# FIRST_USER, so that "is the thread inside a phase" stays one comparison on the hot path.
+PENDING_EVAL: Final = -1
+"""A forward pass in eval mode with gradients on: training if a backward follows, else validation."""
+PENDING_FETCH: Final = -2
+"""A batch whose loader's role is not known yet: the passes that use it tell."""
+PENDING_NO_GRAD: Final = -3
+"""A forward pass without gradients on such a batch: validation, or a teacher that a training step needs."""
+PENDING_GAP: Final = -4
+"""Between two of them."""
+FIRST_SLOT: Final = PENDING_GAP
+
+PASS: Final = -9
+"""Answer of `enter`: another thread, or already inside a phase; the call passes straight through."""
+
+SHORT_GAP_NS: Final = 100_000
+LONG_GAP_WEIGHT: Final = 16
+WATCH_FROM: Final = 17
+WATCH_MOST: Final = 256
+"""Reading the thread's CPU time costs more than all else here, so it is read only while long gaps in the
+same place are no rarity: each one counts 16, each short one takes 1 back, and from 17 on it is watched."""
+NODE_FACTORS: Final = (1.5, 10.0)
+"""How many times as long as a typical operation of the model one between modules, or of a loss, may take."""
+ROW: Final = row_struct(c.STEP_COLUMNS)
+MOST_COUNT: Final = 0xFFFF_FFFF
+
+
+def is_wait(slot: int) -> bool:
+    """Whether this slot is the thread doing nothing that we know."""
+    return c.FIRST_WAIT <= slot <= AFTER_PENDING
+
+
+def _place_after(slot: int) -> int:
+    if slot in (c.INPUT, c.H2D, SLOTS + PENDING_FETCH):
+        return c.WAIT_INPUT
+    if slot in (c.FORWARD, SLOTS + PENDING_EVAL):
+        return c.WAIT_FORWARD
+    if slot in (c.BACKWARD, c.SYNC):
+        return c.WAIT_BACKWARD
+    after = {
+        c.NO_GRAD: c.WAIT_NO_GRAD,
+        c.VALIDATION: AFTER_VALIDATION,
+        SLOTS + PENDING_NO_GRAD: AFTER_PENDING,
+    }
+    return after.get(slot, c.WAIT_OTHER)
+
+
+PLACES: Final = AFTER_PENDING + 1 - c.FIRST_WAIT
+LEFT_OVER: Final = (
+    (PENDING_FETCH, c.INPUT),
+    (PENDING_EVAL, c.VALIDATION),
+    (PENDING_NO_GRAD, c.NO_GRAD),
+    (PENDING_GAP, c.WAIT_NO_GRAD),
+    (AFTER_PENDING, c.WAIT_NO_GRAD),
+    (AFTER_VALIDATION, c.WAIT_OTHER),
+)
+"""What becomes of the slots that a row does not have when a step ends."""
+AFTER: Final = [_place_after(slot) for slot in range(SLOTS)]
+IS_WAIT: Final = [is_wait(slot) for slot in range(SLOTS)]

@@ -57,10 +57,6 @@ def spin(ms: float) -> None:
         pass
 
 
-def typical(values: list[float]) -> float:
-    return float(np.median(values[2:]))
-
-
 def train(model: Any, optimizer: Any, x: Any, y: Any) -> None:
     LOSS(model(x), y).backward()
     optimizer.step()
@@ -140,7 +136,7 @@ def test_rollouts_between_steps_are_no_validation(recorder: Recorder, mode: bool
     assert (rollouts["no_grad"] > 0).all()
     assert (rollouts["wait_no_grad"] > 19e6).all()
     assert not rows["validation"].any()
-    assert (rows["forward"] < 10e6).all()
+    assert np.median(rows["forward"]) < 10e6
 
 
 def test_a_model_that_is_evaluated_in_every_step_is_part_of_the_step(
@@ -321,6 +317,11 @@ def test_environment_steps_between_forward_passes_are_not_the_models(recorder: R
     assert np.median(recorder.ms("forward")[-4:]) < 0.3 * step
 
 
+def busy_wait_ms(recorder: Recorder) -> float:
+    """The thread's CPU time in wait, in a late step. Wait itself has what a busy machine takes away, too."""
+    return float(np.median(recorder.rows()["busy_wait_us"][-8:])) / 1e3
+
+
 def heavy(x: Any, w: Any) -> Any:
     for _ in range(4):
         x = torch.tanh(x @ w)
@@ -337,8 +338,7 @@ def test_a_functional_model_is_forward(recorder: Recorder, make_training: Make) 
         heavy(base + x.mean(), w / 30).pow(2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    waits = recorder.ms("wait_input")
-    assert np.median(recorder.ms("forward")[-8:]) > 3 * np.median(waits[-8:])
+    assert np.median(recorder.ms("forward")[-8:]) > 3 * busy_wait_ms(recorder)
 
 
 def test_a_model_whose_forward_is_called_directly_is_forward(recorder: Recorder, make_training: Make) -> None:
@@ -360,8 +360,7 @@ def test_a_model_whose_forward_is_called_directly_is_forward(recorder: Recorder,
         model.forward(base + x.mean()).pow(2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    waits = np.add(recorder.ms("wait_input"), recorder.ms("wait_forward"))
-    assert np.median(recorder.ms("forward")[-8:]) > 3 * np.median(waits[-8:])
+    assert np.median(recorder.ms("forward")[-8:]) > 3 * busy_wait_ms(recorder)
 
 
 def test_features_of_an_observation_are_no_samples(recorder: Recorder) -> None:

@@ -469,20 +469,24 @@ static PyObject *Switch_publish(Switch *s, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* An optimizer's step was left: 1 when nothing is left to do, because its row is written or a block ends the step. */
+static int ends_step(Switch *s, PyObject *optimizer) {
+    if (s->attention) return 0;
+    if (s->blocks) return 1;
+    if (!s->fast_end || (long long)(intptr_t)optimizer != s->leader || s->since >= s->reading_due ||
+        s->row_at >= s->row_end || !cfg.is_wait[at(s->current)])
+        return 0;
+    write_row(s, s->since, s->flags);
+    return 1;
+}
+
 /* leave_step(outer, optimizer) -> 0, or the time when somebody else must look whether the step ends */
 static PyObject *Switch_leave_step(Switch *s, PyObject *args) {
     PyObject *outer, *optimizer;
     if (!PyArg_ParseTuple(args, "OO", &outer, &optimizer)) return NULL;
     PyObject *now = Switch_leave(s, outer);
-    if (now != NULL && s->blocks && !s->attention) {
-        Py_DECREF(now);
-        return PyLong_FromLong(0);
-    }
-    if (now == NULL || s->attention || !s->fast_end || (long long)(intptr_t)optimizer != s->leader || s->since >= s->reading_due ||
-        s->row_at >= s->row_end || !cfg.is_wait[at(s->current)])
-        return now;
+    if (now == NULL || !ends_step(s, optimizer)) return now;
     Py_DECREF(now);
-    write_row(s, s->since, s->flags);
     return PyLong_FromLong(0);
 }
 
@@ -662,14 +666,15 @@ static PyType_Spec Switch_spec = {
 
 /* ---- Seam: a wrapped call whose usual case needs no Python frame ------------------------------------------------ */
 
-enum { SEAM_FORWARD, SEAM_BACKWARD, SEAM_FETCH, SEAM_EXCHANGE };
+enum { SEAM_FORWARD, SEAM_BACKWARD, SEAM_FETCH, SEAM_EXCHANGE, SEAM_PHASE, SEAM_STEP };
 
 typedef struct {
     PyObject_HEAD
     PyObject *original; /* what is wrapped */
     PyObject *twin;     /* the same wrapper in Python: takes over whenever something is unusual */
     PyObject *failed;   /* failed(slot, exception): an exception left the phase */
-    PyObject *extra;    /* forward: is gradient recording on? fetch: count this batch; backward: it is over */
+    PyObject *extra;    /* forward: is gradient recording on? fetch: count this batch; backward: it is over;
+                           step: (optimizer, now), look whether the step is over */
     PyObject *dict;
     vectorcallfunc call;
     Switch *sw;
@@ -691,6 +696,8 @@ static int usual(Seam *m, PyObject *first) {
     long long current = s->current;
     if (m->kind == SEAM_EXCHANGE)
         return current == cfg.sync || current == cfg.validation || current == cfg.checkpoint || foreign(s) ? PASS : m->slot;
+    if (m->kind == SEAM_STEP && (current == cfg.backward || current == cfg.sync)) return foreign(s) ? PASS : m->slot;
+    if (m->kind == SEAM_PHASE || m->kind == SEAM_STEP) return current < cfg.first_user || foreign(s) ? PASS : m->slot;
     if (current < cfg.first_user && current != cfg.optimizer) return PASS;
     if (s->attention) return LOOK;
     if (foreign(s)) return PASS;
@@ -708,17 +715,34 @@ static int usual(Seam *m, PyObject *first) {
     return m->slot;
 }
 
-/* The samples of a list of tensors, the usual batch; 0 when it is another kind and Python must look. */
+/* The samples of a tensor, or of a list, tuple or dict of tensors; 0 when it is another kind and Python must look. */
 static int count_batch(Switch *s, PyObject *batch) {
-    if (!PyList_CheckExact(batch) || PyList_Size(batch) == 0) return 0;
-    PyObject *shape = PyObject_GetAttrString(PyList_GetItem(batch, 0), "shape");
-    int is_known = shape != NULL && PyTuple_Check(shape) && PyTuple_Size(shape) > 0;
-    long long samples = is_known ? PyLong_AsLongLong(PyTuple_GetItem(shape, 0)) : -1;
+    PyObject *first = batch, *key, *ids = NULL, *shape;
+    Py_ssize_t place = 0;
+    long long samples = -1, tokens = 0;
+    if (PyList_CheckExact(batch))
+        first = PyList_Size(batch) ? PyList_GetItem(batch, 0) : NULL;
+    else if (PyTuple_CheckExact(batch))
+        first = PyTuple_Size(batch) ? PyTuple_GetItem(batch, 0) : NULL;
+    else if (PyDict_CheckExact(batch)) {
+        if (!PyDict_Next(batch, &place, &key, &first)) first = NULL;
+        ids = PyDict_GetItemString(batch, "input_ids");
+    }
+    if (first == NULL) return 0;
+    shape = PyObject_GetAttrString(first, "shape");
+    if (shape != NULL && PyTuple_Check(shape) && PyTuple_Size(shape) > 0)
+        samples = PyLong_AsLongLong(PyTuple_GetItem(shape, 0));
     Py_XDECREF(shape);
+    if (ids != NULL) {
+        PyObject *count = PyObject_CallMethod(ids, "numel", NULL);
+        tokens = count == NULL ? -1 : PyLong_AsLongLong(count);
+        Py_XDECREF(count);
+    }
     if (PyErr_Occurred()) PyErr_Clear();
-    if (samples < 0) return 0;
+    if (samples < 0 || tokens < 0) return 0;
     s->fetches += 1;
     s->samples += samples;
+    s->tokens += tokens;
     return 1;
 }
 
@@ -754,13 +778,24 @@ static inline PyObject *call(PyObject *callable, PyObject *const *args, size_t n
     return (PyObject_Vectorcall != NULL ? PyObject_Vectorcall : call_plainly)(callable, args, nargsf, names);
 }
 
+/* The optimizer that steps: the first argument, or, of a GradScaler, its argument `optimizer`. */
+static PyObject *stepping(Seam *m, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+    Py_ssize_t place = (Py_ssize_t)PyLong_AsLong(m->twin), i;
+    if (place < count) return args[place];
+    for (i = 0; names != NULL && i < PyTuple_Size(names); i++)
+        if (PyUnicode_CompareWithASCIIString(PyTuple_GetItem(names, i), "optimizer") == 0) return args[count + i];
+    return Py_None;
+}
+
 static PyObject *Seam_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *names) {
     Seam *m = (Seam *)self;
     Switch *s = m->sw;
-    int way = usual(m, nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET ? args[0] : NULL);
+    Py_ssize_t count = (Py_ssize_t)(nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET);
+    int way = usual(m, count ? args[0] : NULL);
     if (way == PASS) return call(m->original, args, nargsf, names);
     if (way == LOOK) return call(m->twin, args, nargsf, names);
-    int is_compute = way == cfg.forward || way == cfg.backward;
+    int in_backward = s->current == cfg.backward || s->current == cfg.sync;
+    int is_compute = (way == cfg.forward || way == cfg.backward || way == cfg.optimizer) && !in_backward;
     long long outer = is_compute ? compute(s, way) : inside(s, way);
     if (outer == FAILED) return NULL;
     PyObject *result = call(m->original, args, nargsf, names);
@@ -769,7 +804,7 @@ static PyObject *Seam_call(PyObject *self, PyObject *const *args, size_t nargsf,
         PyErr_Fetch(&type, &value, &trace);
         if ((m->kind == SEAM_EXCHANGE ? return_to(s, outer) : leave(s, outer)) < 0) PyErr_Clear();
         PyErr_Restore(type, value, trace);
-        if (m->kind != SEAM_FETCH) tell_failed(m);
+        if (m->kind != SEAM_FETCH && m->kind != SEAM_PHASE) tell_failed(m);
         return NULL;
     }
     int64_t now = m->kind == SEAM_EXCHANGE ? return_to(s, outer) : leave(s, outer);
@@ -780,6 +815,14 @@ static PyObject *Seam_call(PyObject *self, PyObject *const *args, size_t nargsf,
         done = PyObject_CallFunctionObjArgs(m->extra, result, NULL);
     else if (m->kind == SEAM_BACKWARD && s->attention) /* an optimizer stepped inside this backward pass */
         done = PyObject_CallNoArgs(m->extra);
+    else if (m->kind == SEAM_STEP) {
+        PyObject *optimizer = stepping(m, args, count, names);
+        if (!ends_step(s, optimizer)) {
+            PyObject *time = PyLong_FromLongLong(now);
+            done = time == NULL ? NULL : PyObject_CallFunctionObjArgs(m->extra, optimizer, time, NULL);
+            Py_XDECREF(time);
+        }
+    }
     if (done != Py_None) Py_XDECREF(done);
     if (done == NULL) {
         Py_DECREF(result);

@@ -23,7 +23,7 @@ ORIGINAL: Final = "_traceml_original"
 FUNCTION_ATTRIBUTES: Final = ("__code__", "__defaults__", "__kwdefaults__", "__globals__", "__closure__")
 """What torch.compile and inspect ask of a function."""
 
-FORWARD, BACKWARD, FETCH, EXCHANGE = range(4)
+FORWARD, BACKWARD, FETCH, EXCHANGE, PHASE, STEP = range(6)
 """The kinds of seams, in the order of `_switch.c`."""
 
 
@@ -62,25 +62,42 @@ def seam(
     return made
 
 
-def timed(
-    original: Callable[..., Any],
-    switch: Switch,
-    slot: int,
-    is_compiling: Callable[[], bool],
-    done: Callable[[int, int], None] | None = None,
+def seen_through(
+    original: Callable[..., Any], inner: Callable[..., Any], is_compiling: Callable[[], bool]
 ) -> Callable[..., Any]:
-    """`original`, charged to `slot` when the training thread calls it outside any other phase.
+    """`inner` in a plain function, which torch.compile looks through and pickle finds by name.
 
-    `is_compiling` comes first in the test: inside torch.compile it is a constant, so that the compiler sees
-    nothing of ours. `done(began, ended)` is called after each completed call.
+    Inside torch.compile `is_compiling` is a constant, so that the compiler sees nothing of ours.
     """
-    enter = switch.enter_compute if slot == c.OPTIMIZER else switch.enter
-    leave = switch.leave
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(*args, **kwargs)
+        try:
+            return inner(*args, **kwargs)
+        except BaseException as problem:
+            hide_frame(problem)
+            raise
+
+    setattr(wrapper, ORIGINAL, original)
+    return wrapper
+
+
+def timed(
+    original: Callable[..., Any],
+    switch: Switch,
+    slot: int,
+    done: Callable[[int, int], None] | None = None,
+) -> Callable[..., Any]:
+    """`original`, charged to `slot` when the training thread calls it outside any other phase.
+
+    `done(began, ended)` is called after each completed call.
+    """
+    enter = switch.enter_compute if slot == c.OPTIMIZER else switch.enter
+    leave = switch.leave
+
+    def timed_call(*args: Any, **kwargs: Any) -> Any:
         before = switch.current
         try:
             outer = enter(slot)
@@ -97,5 +114,11 @@ def timed(
             done(began, ended)
         return result
 
-    setattr(wrapper, ORIGINAL, original)
-    return wrapper
+    if done is not None or c_module is None:
+        return timed_call
+    made: Callable[..., Any] = c_module.Seam(original, None, nothing, nothing, switch, PHASE, slot)
+    return made
+
+
+def nothing(*_: Any) -> None:
+    """For what has nothing more to do."""

@@ -9,9 +9,10 @@ from threading import get_ident
 from typing import Any, Final
 
 from traceml.capture import wrap
+from traceml.capture.c_module import c_module
 from traceml.capture.session import Session
 from traceml.capture.slots import PASS, PENDING_EVAL, PENDING_FETCH, PENDING_NO_GRAD
-from traceml.capture.wrap import ORIGINAL, hide_frame, seam, timed, undo
+from traceml.capture.wrap import ORIGINAL, hide_frame, nothing, seam, seen_through, timed, undo
 from traceml.errors import failsafe
 from traceml.schema import catalog as c
 
@@ -25,7 +26,8 @@ def phase(slot: int) -> Wrap:
     """A call that is a phase."""
 
     def wrap_it(original: Function, session: Session) -> Function:
-        return timed(original, session.switch, slot, session.torch.compiler.is_dynamo_compiling)
+        inner = timed(original, session.switch, slot)
+        return seen_through(original, inner, session.torch.compiler.is_dynamo_compiling)
 
     return wrap_it
 
@@ -36,10 +38,8 @@ def wrap_save(original: Function, session: Session) -> Function:
     def done(began: int, ended: int) -> None:
         session.events.add("checkpoint", session.step + 1, began, ended - began)
 
-    is_compiling = session.torch.compiler.is_dynamo_compiling
-    return timed(
-        original, session.switch, c.CHECKPOINT, is_compiling, failsafe("checkpoint event", None)(done)
-    )
+    inner = timed(original, session.switch, c.CHECKPOINT, failsafe("checkpoint event", None)(done))
+    return seen_through(original, inner, session.torch.compiler.is_dynamo_compiling)
 
 
 def wrap_module_call(original: Function, session: Session) -> Function:
@@ -189,23 +189,19 @@ def wrap_iter(original: Function, session: Session) -> Function:
 
 def wrap_optimizer_step(original: Function, session: Session, optimizer_at: int = 0) -> Function:
     """`step` of an optimizer class, or of a GradScaler (then the optimizer is its argument)."""
-    switch, is_compiling = session.switch, session.torch.compiler.is_dynamo_compiling
-    enter_optimizer, leave_step = switch.enter_optimizer, switch.leave_step
+    switch = session.switch
     stepped = failsafe("end of a step", None, session.off)(session.optimizer_stepped)
     failed = _failed(session)
 
-    @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
-            return original(*args, **kwargs)
         before = switch.current
         try:
-            outer = enter_optimizer()
+            outer = switch.enter_optimizer()
             result = original(*args, **kwargs)
             if outer == PASS:
                 return result
             optimizer = args[optimizer_at] if len(args) > optimizer_at else kwargs.get("optimizer")
-            now = leave_step(outer, optimizer)
+            now = switch.leave_step(outer, optimizer)
         except BaseException as problem:
             if undo(switch, before, c.OPTIMIZER):
                 failed(c.OPTIMIZER, problem)
@@ -215,8 +211,10 @@ def wrap_optimizer_step(original: Function, session: Session, optimizer_at: int 
             stepped(optimizer, now)
         return result
 
-    setattr(step, ORIGINAL, original)
-    return step
+    inner: Function = step
+    if c_module is not None:
+        inner = c_module.Seam(original, optimizer_at, failed, stepped, switch, wrap.STEP, c.OPTIMIZER)
+    return seen_through(original, inner, session.torch.compiler.is_dynamo_compiling)
 
 
 def wrap_scaler_step(original: Function, session: Session) -> Function:
@@ -327,23 +325,13 @@ def wrap_exchange(original: Function, session: Session) -> Function:
             raise
         return result
 
-    return seam(wrap.EXCHANGE, c.SYNC, switch, original, exchange, failed, _nothing)
+    return seam(wrap.EXCHANGE, c.SYNC, switch, original, exchange, failed, nothing)
 
 
 def wrap_compiled_exchange(original: Function, session: Session) -> Function:
     """An exchange that torch.compile puts into its graphs: the compiler must be able to look through."""
-    waiting, is_compiling = wrap_exchange(original, session), session.torch.compiler.is_dynamo_compiling
-
-    @functools.wraps(original)
-    def wait(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs) if is_compiling() else waiting(*args, **kwargs)
-
-    setattr(wait, ORIGINAL, original)
-    return wait
-
-
-def _nothing() -> None:
-    """An exchange has nothing extra."""
+    waiting = wrap_exchange(original, session)
+    return seen_through(original, waiting, session.torch.compiler.is_dynamo_compiling)
 
 
 def wrap_future_wait(original: Function, session: Session) -> Function:

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 R = TypeVar("R")
 _said: set[str] = set()
+_listeners: list[Callable[[str], None]] = []
 _OUR_LIBRARIES: Final = frozenset(
     {"builtins", "torch", "traceml", "numpy", "psutil", "zmq", "msgspec", "pynvml"}
 )
@@ -61,7 +62,7 @@ def failsafe(
             except Exception as problem:
                 if not _is_ours(problem):
                     raise
-                say_once(f"{what} failed ({type(problem).__name__}: {problem}); training goes on")
+                _report(f"{what} failed ({type(problem).__name__}: {problem}); training goes on")
                 if on_failure is not None:
                     on_failure()
                 answer: R = fallback
@@ -70,6 +71,18 @@ def failsafe(
         return guarded
 
     return decorate
+
+
+def _report(line: str) -> None:
+    if line not in _said:
+        say_once(line)
+        for listener in _listeners:
+            listener(line)
+
+
+def listen(listener: Callable[[str], None]) -> None:
+    """From now on this is called, once each, with what failed. It must be failsafe itself."""
+    _listeners[:] = [listener]
 
 
 def _is_ours(problem: Exception) -> bool:

@@ -15,6 +15,7 @@ from traceml import errors
 from traceml.capture import device, events, garbage, gradients, inputs, install, leading_optimizer, rank
 from traceml.capture import session as sessions
 from traceml.recording import writer
+from traceml.recording.tail import Tail
 
 CALLED: tuple[tuple[Any, str], ...] = (
     *((sessions.Session, name) for name in ("enter_forward", "backward_begins", "backward_ended")),
@@ -89,3 +90,16 @@ def test_training_survives_the_failure_of_any_part(
     if session is not None:
         session.use_device = guarded(session.use_device)  # type: ignore[method-assign]
     assert train(session) == plain
+
+
+def test_a_part_that_failed_is_in_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line on standard error is also an event, and the summary says what is missing since when."""
+    (tmp_path / "recording").mkdir()
+    session = install.activate(run_dir=str(tmp_path))
+    assert session is not None
+    monkeypatch.setattr(inputs, "size_of", lambda batch: 1 // 0)
+    train()
+    session.close()
+    (failed,) = [e for e in Tail(tmp_path).read().ranks[0].events if e.kind == "capture_failed"]
+    assert failed.message is not None
+    assert "counting the samples of a batch failed (ZeroDivisionError" in failed.message

@@ -103,3 +103,13 @@ def test_every_round_is_counted_once(count: int) -> None:
         ended += steps(leader, *cycle).count(ENDS_STEP)
         leader.new_batch()
     assert ended == 50
+
+
+def test_optimizers_of_unequal_frequency_are_described() -> None:
+    """Five critic steps per generator step: the words say which one ends a step, and how many do not."""
+    leader, critic, generator = LeadingOptimizer(), Optimizer(), Optimizer()
+    for _ in range(6):
+        steps(leader, *[critic] * 5, generator)
+    assert leader.other_steps > 0
+    assert f"others stepped {leader.other_steps} times" in leader.describe()
+    assert "Optimizer" in leader.describe()

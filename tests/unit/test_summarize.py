@@ -13,7 +13,7 @@ import pytest
 from tests.unit import made
 from traceml.analyze.summarize import summarize
 from traceml.schema import catalog as c
-from traceml.schema.recorded import RankRecording, RunFacts, RunRecording
+from traceml.schema.recorded import RankRecording, RecordedEvent, RunFacts, RunRecording
 from traceml.schema.summary import Event, Ranks, Summary
 
 FACTS = RunFacts("demo", "completed", 0, begin_ns=0, end_ns=4_000_000_000, cores=4)
@@ -114,6 +114,17 @@ def test_running_job_without_steps_has_no_note() -> None:
     ("parts", "words"),
     [
         ({"lost_rows": True}, "The disk was full"),
+        (
+            {
+                "lost_rows": True,
+                "events": [RecordedEvent("capture_failed", 7, message="loader detection failed")],
+            },
+            "On r0, at step 7: loader detection failed",
+        ),
+        (
+            {"events": [RecordedEvent("optimizers", 9, message="Several optimizers are in use.")]},
+            "Several optim",
+        ),
         ({"rows": made.steps(50, extra_flags=c.FLAG_INPUT_INFERRED, **USUAL)}, "Input time is inferred"),
         (
             {"rows": made.steps(50, **{**USUAL, "forward": [900.0, *[4.0] * 49]})},
@@ -121,7 +132,7 @@ def test_running_job_without_steps_has_no_note() -> None:
         ),
     ],
 )
-def test_full_disk_inferred_input_and_warm_up_are_noted(parts: dict[str, Any], words: str) -> None:
+def test_what_a_reader_must_know_about_the_recording_is_noted(parts: dict[str, Any], words: str) -> None:
     """Each has its note."""
     rank = made.rank(**{"rows": made.steps(50, **USUAL), **parts})
     assert any(words in note for note in summary_of(rank).run.notes)

@@ -32,8 +32,7 @@ def notes_of(
     if not ranks and facts.status != "running":
         notes.append(_why_nothing(recording.seen))
     notes += _about_the_window(window)
-    if any(r.lost_rows for r in ranks.values()):
-        notes.append("The disk was full: steps after that point are missing.")
+    notes += _from_capture(ranks)
     notes += _not_measured(ranks)
     notes += _without_c_switch(ranks, window)
     if facts.status != "running":
@@ -46,6 +45,19 @@ def notes_of(
         for r in attempts.doubles[:MOST_LISTED]
     ]
     return notes + _restarts(earlier)
+
+
+def _from_capture(ranks: Ranks) -> list[str]:
+    """What the training processes say about their own recording."""
+    failed = [(rank, e) for rank, r in ranks.items() for e in r.events if e.kind == "capture_failed"]
+    notes = [f"On r{rank}, at step {e.step}: {e.message}." for rank, e in failed[:MOST_LISTED]]
+    lost = {rank for rank, r in ranks.items() if r.lost_rows}
+    if lost - {rank for rank, _ in failed}:
+        notes.append("The disk was full: steps after that point are missing.")
+    elif lost:
+        notes.append("Recording stopped there: later steps are missing.")
+    several = (e.message for r in ranks.values() for e in r.events if e.kind == "optimizers")
+    return notes + [message for message in several if message][:1]
 
 
 def _without_c_switch(ranks: Ranks, window: Window) -> list[str]:

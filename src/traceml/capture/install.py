@@ -19,7 +19,7 @@ from traceml.capture.patches import (
     wrap_known_optimizers,
 )
 from traceml.capture.session import Session
-from traceml.errors import failsafe
+from traceml.errors import failsafe, listen
 from traceml.inject.watch import ImportWatch
 from traceml.schema import catalog as c
 
@@ -41,6 +41,7 @@ def activate(watch: Any = None, run_dir: str | None = None) -> Session | None:
     import torch
 
     session = Session(torch, run_dir or os.environ.get("TRACEML_RUN_DIR"))
+    listen(failsafe("noting a failure", None)(session.note_failure))
     watch = watch if watch is not None else ImportWatch()  # type: ignore[no-untyped-call]
     for patch in PATCHES:
         watch.when_imported(patch.module, functools.partial(_put_in, patch, session))

@@ -28,6 +28,7 @@ class LeadingOptimizer:
         self._most_others = 0
         self._rounds = 0
         self._newcomer: Any = None  # an optimizer that was not part of the cycle so far, and stepped in it
+        self.other_steps = 0  # of optimizers that end no step
         self.undecided = True  # the first cycle of optimizers is still open
         self.only = 0  # id of the optimizer that has been the only one for a while: no need to ask
 
@@ -66,6 +67,7 @@ class LeadingOptimizer:
                 self.only = key
             return ENDS_STEP
         self._others += 1
+        self.other_steps += 1
         self.only = 0
         if self._others > self._patience() or self._alive() is None:
             self._refs[key] = weakref.ref(optimizer)
@@ -74,6 +76,15 @@ class LeadingOptimizer:
         if is_first_for_batch and not self._most_others:
             self._newcomer = weakref.ref(optimizer)
         return NOTHING
+
+    def describe(self) -> str:
+        """What a step is, where several optimizers step."""
+        leader = self._alive() if self._alive is not None else None
+        name = f"an optimizer ({type(leader).__name__})" if leader is not None else "one optimizer"
+        return (
+            f"Several optimizers are in use. A step ends with a step of {name}; "
+            f"others stepped {self.other_steps} times in between."
+        )
 
     def _patience(self) -> int:
         """How many foreign steps in a row before the old leader counts as retired."""

@@ -88,6 +88,10 @@ class Session:
         if self.writer is not None:
             self.writer.close(layout.STATE_LOST)
 
+    def note_failure(self, line: str) -> None:
+        """A part of capture failed: the summary says so."""
+        self.events.add("capture_failed", self.step + 1, time.perf_counter_ns(), message=line)
+
     def look_closer(self) -> None:
         """Something is unusual: the next forward, backward, fetch and end of step take the long way."""
         self.switch.attention = 1
@@ -370,6 +374,8 @@ class Session:
             self.inputs.resolve(c.VALIDATION)
         self._end_without_optimizer()
         self._note_validation()
+        if self.leader.other_steps:
+            self.events.add("optimizers", self.step, time.perf_counter_ns(), message=self.leader.describe())
         if self.unended:
             self.unended.publish(self.writer)
         error = fatal_error()

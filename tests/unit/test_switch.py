@@ -52,7 +52,8 @@ class Driver:
 
     def __init__(self, kind: type[PythonSwitch]) -> None:
         self.clock, self.cpu = Clock(), Clock()
-        self.switch = kind(clock=self.clock, cpu_clock=self.cpu)
+        self.blocked = 0
+        self.switch = kind(clock=self.clock, thread_clock=lambda: (self.cpu(), self.blocked))
         self.switch.thread = get_ident()
         self.marks: list[int] = []
         self.switch.mark = self.marks.append
@@ -78,9 +79,10 @@ class Driver:
     def totals(self) -> list[int]:
         return [self.switch.charged(slot) for slot in range(SLOTS)]
 
-    def do_tick(self, wall: int, cpu: int) -> None:
+    def do_tick(self, wall: int, cpu: int, blocks: bool = True) -> None:
         self.clock.now += wall
         self.cpu.now += cpu
+        self.blocked += blocks
 
     def do_nodes(self, count: int) -> None:
         """Autograd records this many operations."""
@@ -185,7 +187,7 @@ ENTERED = st.one_of(
 )
 TICK = st.one_of(st.integers(0, 500), st.integers(99_990, 100_010), st.integers(0, 10**10))
 OPERATION = st.one_of(
-    st.tuples(st.just("tick"), TICK, TICK),
+    st.tuples(st.just("tick"), TICK, TICK, st.booleans()),
     st.tuples(st.just("enter"), ENTERED),
     st.tuples(st.just("enter_inside"), ENTERED),
     st.tuples(st.just("enter_compute"), st.sampled_from([c.FORWARD, c.BACKWARD, c.OPTIMIZER])),
@@ -396,6 +398,16 @@ def test_few_operations_explain_only_a_part_of_a_long_gap(kind: type[PythonSwitc
         d.play(_step(50_000_000, 50_000_000, nodes=1))
     one = FORWARD_NS // FORWARD_NODES
     assert value(d.rows[-1], "forward") - FORWARD_NS == pytest.approx(NODE_FACTORS[1] * one, rel=0.01)
+
+
+@BOTH
+def test_a_thread_that_never_blocked_was_at_work(kind: type[PythonSwitch]) -> None:
+    """On a busy machine a loss waits for a core: without a block it is the model's time all the same."""
+    d = Driver(kind)
+    for _ in range(5):
+        operations = _step(10_000_000, 3_000_000)
+        d.play([(*o, False) if o[:2] == ("tick", 10_000_000) else o for o in operations])
+    assert value(d.rows[-1], "forward") == pytest.approx(FORWARD_NS + 10_000_000, abs=10)
 
 
 @BOTH

@@ -4,6 +4,9 @@
  * against the limited API, so one binary serves every CPython from 3.10 on (not the free-threaded builds).
  * switch.py passes the constants of catalog.py to configure(), so they are written down once.
  */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* RUSAGE_THREAD */
+#endif
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
@@ -11,6 +14,9 @@
 #include <stdint.h>
 #include <string.h>
 #include <time.h>
+#ifdef __linux__
+#include <sys/resource.h>
+#endif
 
 /* Wheels for aarch64 are compiled with the headers of the machine that builds them. */
 _Static_assert(sizeof(void *) == SIZEOF_VOID_P && sizeof(long) == SIZEOF_LONG && sizeof(size_t) == SIZEOF_SIZE_T &&
@@ -75,7 +81,7 @@ static struct {
 typedef struct {
     PyObject_HEAD
     long long thread, current, since, begin, switches;
-    long long watching, cpu_since, nodes_since;                  /* long gaps: see _end_gap in switch.py */
+    long long watching, is_watched, cpu_since, blocked_since, nodes_since;                  /* long gaps: see _end_gap in switch.py */
     long long phase_slot, phase_began, phase_nodes, step_nodes;
     double node_forward, node_backward;
     long long fetches, forwards, backwards, samples, tokens, gc_ns, gc_wait_ns, busy_wait_ns; /* of the running step */
@@ -91,7 +97,7 @@ typedef struct {
     PyObject *count_nodes;  /* None or callable(): operations that autograd has recorded */
     PyObject *mark;         /* None or callable(slot): the device clock */
     PyObject *clock;        /* for Python code; read here only when tests replace it */
-    PyObject *cpu_clock;
+    PyObject *thread_clock;
     int own_clock;
     Py_buffer live;
     int has_live;
@@ -116,8 +122,31 @@ static inline int64_t now_ns(Switch *s) {
     return s->own_clock ? call_ns(s->clock) : read_ns(WALL_CLOCK);
 }
 
-static inline int64_t cpu_ns(Switch *s) {
-    return s->own_clock ? call_ns(s->cpu_clock) : read_ns(CLOCK_THREAD_CPUTIME_ID);
+/* CPU time of this thread, and how often it has blocked; -1 where that is not counted. */
+typedef struct {
+    int64_t cpu_ns, blocked;
+} ThreadUse;
+
+static ThreadUse thread_use(Switch *s) {
+    ThreadUse use = {0, -1};
+    if (s->own_clock) {
+        PyObject *value = PyObject_CallNoArgs(s->thread_clock);
+        if (value != NULL) PyArg_ParseTuple(value, "LL", &use.cpu_ns, &use.blocked);
+        Py_XDECREF(value);
+        if (PyErr_Occurred()) PyErr_Clear();
+        return use;
+    }
+#ifdef __linux__
+    struct rusage r;
+    if (getrusage(RUSAGE_THREAD, &r) == 0) {
+        use.cpu_ns = ((int64_t)r.ru_utime.tv_sec + r.ru_stime.tv_sec) * 1000000000 +
+                     ((int64_t)r.ru_utime.tv_usec + r.ru_stime.tv_usec) * 1000;
+        use.blocked = r.ru_nvcsw;
+        return use;
+    }
+#endif
+    use.cpu_ns = read_ns(CLOCK_THREAD_CPUTIME_ID);
+    return use;
 }
 
 static inline int at(long long slot) { return (int)(slot < 0 ? slot + cfg.slots : slot); }
@@ -171,7 +200,10 @@ static void learn_node(Switch *s, int64_t now) {
 
 static void begin_gap(Switch *s) {
     if (s->watch[at(s->current)] < cfg.watch_from) return;
-    s->cpu_since = cpu_ns(s);
+    ThreadUse use = thread_use(s);
+    s->cpu_since = use.cpu_ns;
+    s->blocked_since = use.blocked;
+    s->is_watched = 1;
     s->nodes_since = nodes_now(s);
 }
 
@@ -180,14 +212,15 @@ static int64_t end_gap(Switch *s, int64_t now, long long before) {
     int *watch = &s->watch[at(s->current)];
     if (gap <= cfg.short_gap_ns) {
         int is_loss = before == cfg.backward || (before >= 0 && s->current == cfg.wait_forward);
-        s->cpu_since = 0;
+        s->is_watched = 0;
         if (*watch && --*watch == cfg.watch_from - 1) s->watching -= 1;
         if (!is_loss) s->busy_wait_ns += gap;
         return is_loss ? gap : 0;
     }
-    if (s->cpu_since) {
-        int64_t busy = cpu_ns(s) - s->cpu_since;
-        if (busy > gap) busy = gap;
+    if (s->is_watched) {
+        ThreadUse use = thread_use(s);
+        int64_t busy = use.cpu_ns - s->cpu_since;
+        if (busy > gap || (use.blocked >= 0 && use.blocked == s->blocked_since)) busy = gap;
         if (before >= 0) {
             double node_ns = s->node_forward > s->node_backward ? s->node_forward : s->node_backward;
             double allowed = (double)nodes_after(s, s->nodes_since) * node_ns * cfg.node_factors[before != cfg.forward];
@@ -195,7 +228,7 @@ static int64_t end_gap(Switch *s, int64_t now, long long before) {
         }
         s->busy_wait_ns += busy - work;
     }
-    s->cpu_since = 0;
+    s->is_watched = 0;
     int seen = *watch;
     *watch = seen + cfg.gap_weight > cfg.watch_most ? cfg.watch_most : seen + cfg.gap_weight;
     if (seen < cfg.watch_from && *watch >= cfg.watch_from) s->watching += 1;
@@ -273,7 +306,7 @@ static PyObject *Switch_enter_optimizer(Switch *s, PyObject *unused) {
 static PyObject *enter_after(Switch *s, int place, int gap_slot, int slot) {
     if (s->current < cfg.first_user || foreign(s)) return answer(PASS);
     if (s->current != place) return answer(inside(s, slot));
-    s->cpu_since = 0;
+    s->is_watched = 0;
     s->current = gap_slot;
     return answer(inside(s, slot) == FAILED ? FAILED : place);
 }
@@ -385,7 +418,7 @@ static void restart(Switch *s, int64_t now) {
     if (!cfg.is_wait[at(s->current)]) return;
     s->current = cfg.wait_start;
     if (s->watching) {
-        s->cpu_since = 0;
+        s->is_watched = 0;
         begin_gap(s);
         s->step_nodes = nodes_now(s);
     }
@@ -512,9 +545,9 @@ static PyObject *Switch_show_in(Switch *s, PyObject *args) {
 }
 
 static int Switch_init(Switch *s, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"clock", "cpu_clock", NULL};
-    PyObject *clock = NULL, *cpu_clock = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO", names, &clock, &cpu_clock)) return -1;
+    static char *names[] = {"clock", "thread_clock", NULL};
+    PyObject *clock = NULL, *thread_clock = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO", names, &clock, &thread_clock)) return -1;
     if (cfg.slots == 0) {
         PyErr_SetString(PyExc_RuntimeError, "configure() first");
         return -1;
@@ -523,21 +556,20 @@ static int Switch_init(Switch *s, PyObject *args, PyObject *kwargs) {
     if (time == NULL) return -1;
     s->own_clock = clock != NULL;
     PyObject *first = clock ? Py_NewRef(clock) : PyObject_GetAttrString(time, "perf_counter_ns");
-    PyObject *second = cpu_clock ? Py_NewRef(cpu_clock) : PyObject_GetAttrString(time, "thread_time_ns");
+    PyObject *second = Py_NewRef(thread_clock ? thread_clock : Py_None);
     Py_DECREF(time);
-    if (first == NULL || second == NULL) {
-        Py_XDECREF(first);
-        Py_XDECREF(second);
+    if (first == NULL) {
+        Py_DECREF(second);
         return -1;
     }
-    PyObject *old = s->clock, *old_cpu = s->cpu_clock, *old_mark = s->mark, *old_nodes = s->count_nodes;
+    PyObject *old = s->clock, *old_thread = s->thread_clock, *old_mark = s->mark, *old_nodes = s->count_nodes;
     s->clock = first;
-    s->cpu_clock = second;
+    s->thread_clock = second;
     s->mark = Py_NewRef(Py_None);
     s->count_nodes = Py_NewRef(Py_None);
     Py_XDECREF(old_nodes);
     Py_XDECREF(old);
-    Py_XDECREF(old_cpu);
+    Py_XDECREF(old_thread);
     Py_XDECREF(old_mark);
     if (s->has_live) PyBuffer_Release(&s->live);
     s->has_live = 0;
@@ -546,7 +578,7 @@ static int Switch_init(Switch *s, PyObject *args, PyObject *kwargs) {
     memset(s->totals, 0, sizeof s->totals);
     clear_counts(s);
     memset(s->watch, 0, sizeof s->watch);
-    s->switches = s->watching = s->cpu_since = s->nodes_since = 0;
+    s->switches = s->watching = s->is_watched = s->cpu_since = s->blocked_since = s->nodes_since = 0;
     s->phase_slot = s->phase_began = s->phase_nodes = s->step_nodes = 0;
     s->node_forward = s->node_backward = 0;
     s->step_flags = s->blocks = s->block_depth = s->look_first = s->input_from = 0;
@@ -565,7 +597,7 @@ static void Switch_dealloc(Switch *s) {
     Py_XDECREF(s->mark);
     Py_XDECREF(s->count_nodes);
     Py_XDECREF(s->clock);
-    Py_XDECREF(s->cpu_clock);
+    Py_XDECREF(s->thread_clock);
     if (s->has_live) PyBuffer_Release(&s->live);
     if (s->has_rows) PyBuffer_Release(&s->rows);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);

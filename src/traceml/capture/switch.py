@@ -7,6 +7,7 @@ construction. No torch here, no files: integers and one clock.
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable
 from threading import get_ident
@@ -38,55 +39,24 @@ from traceml.schema import catalog as c
 _ZEROS: Final = [0] * SLOTS
 
 
+def thread_use() -> tuple[int, int]:
+    """CPU time of this thread in ns, and how often it has blocked; -1 where that is not counted."""
+    if not hasattr(resource, "RUSAGE_THREAD"):
+        return time.thread_time_ns(), -1
+    used = resource.getrusage(resource.RUSAGE_THREAD)
+    return int((used.ru_utime + used.ru_stime) * 1e9), used.ru_nvcsw
+
+
 class PythonSwitch:
     """Where the training thread is, since when, and what each slot of the step has cost so far."""
-
-    __slots__ = (
-        *(
-            "allocated",
-            "attention",
-            "backwards",
-            "begin",
-            "block_depth",
-            "blocks",
-            "busy_wait_ns",
-            "clock",
-            "count_nodes",
-        ),
-        *("cpu_clock", "cpu_since", "current", "fast_end", "fetches", "flags", "forwards", "gc_ns"),
-        *("gc_wait_ns", "input_from", "leader", "live", "live_at", "look_first", "mark", "node_backward"),
-        *(
-            "node_forward",
-            "nodes_since",
-            "phase_began",
-            "phase_nodes",
-            "phase_slot",
-            "reading_due",
-            "reserved",
-            "row_at",
-        ),
-        *(
-            "row_end",
-            "row_map",
-            "row_size",
-            "rss",
-            "samples",
-            "sequence",
-            "since",
-            "step",
-            "step_flags",
-            "step_nodes",
-        ),
-        *("switches", "thread", "tokens", "totals", "watch", "watching"),
-    )
 
     def __init__(
         self,
         clock: Callable[[], int] = time.perf_counter_ns,
-        cpu_clock: Callable[[], int] = time.thread_time_ns,
+        thread_clock: Callable[[], tuple[int, int]] = thread_use,
     ) -> None:
         self.clock = clock
-        self.cpu_clock = cpu_clock
+        self.thread_clock = thread_clock
         self.count_nodes: Callable[[], int] | None = None  # operations that autograd has recorded so far
         self.thread = -1  # nobody: every call passes straight through
         self.live: Any = bytearray(1)
@@ -97,7 +67,8 @@ class PythonSwitch:
         self.begin = self.since = clock()
         self.watch = [0] * PLACES  # for each wait place: how often long gaps were seen there
         self.watching = 0  # places whose gaps are watched
-        self.cpu_since = self.nodes_since = 0  # when the running gap began, if it is watched
+        self.is_watched = False  # the running gap is, and so it began with these
+        self.cpu_since = self.blocked_since = self.nodes_since = 0
         self.phase_slot = 0  # the pass that is timed, to learn what one of its operations takes
         self.phase_began = self.phase_nodes = self.step_nodes = 0
         self.node_forward = self.node_backward = 0.0  # ns of a typical operation of the model
@@ -187,18 +158,21 @@ class PythonSwitch:
 
     def _begin_gap(self) -> None:
         if self.watch[self.current - c.FIRST_WAIT] >= WATCH_FROM:
-            self.cpu_since, self.nodes_since = self.cpu_clock(), self._nodes()
+            self.is_watched = True
+            self.cpu_since, self.blocked_since = self.thread_clock()
+            self.nodes_since = self._nodes()
 
     def _end_gap(self, now: int, before: int) -> int:
         """The gap in a wait place is over; returns how much of it was part of the model's work.
 
         `before` is what follows: a forward pass, or a backward pass or an optimizer, or -1 for anything
-        else. Of a long gap, the CPU time counts as the model's as far as operations that autograd recorded
-        in it can explain it: so a sleep or a blocking write stays `wait`, and so does making a batch.
+        else. Of a long gap, the time in which the thread ran counts as the model's as far as operations that
+        autograd recorded in it can explain it: a sleep or a blocking write stays `wait`, and so does making a
+        batch. A thread that never blocked ran all the time, or would have on a machine with a free core.
         """
         gap, place = now - self.since, self.current - c.FIRST_WAIT
         if gap <= SHORT_GAP_NS:
-            self.cpu_since = 0
+            self.is_watched = False
             if self.watch[place]:
                 self.watch[place] -= 1
                 self.watching -= self.watch[place] == WATCH_FROM - 1
@@ -206,14 +180,16 @@ class PythonSwitch:
             self.busy_wait_ns += 0 if is_loss else gap
             return gap if is_loss else 0
         work = 0
-        if self.cpu_since:
-            busy = min(gap, self.cpu_clock() - self.cpu_since)
+        if self.is_watched:
+            cpu, blocked = self.thread_clock()
+            ran = blocked >= 0 and blocked == self.blocked_since  # or was ready to, on a busy machine
+            busy = gap if ran else min(gap, cpu - self.cpu_since)
             if before >= 0:
                 node_ns = max(self.node_forward, self.node_backward)
                 allowed = self._nodes_after(self.nodes_since) * node_ns * NODE_FACTORS[before != c.FORWARD]
                 work = min(busy, int(allowed))
             self.busy_wait_ns += busy - work
-        self.cpu_since = 0
+        self.is_watched = False
         seen = self.watch[place]
         self.watch[place] = min(seen + LONG_GAP_WEIGHT, WATCH_MOST)
         self.watching += seen < WATCH_FROM <= self.watch[place]
@@ -274,7 +250,7 @@ class PythonSwitch:
             return self.enter(slot)
         if get_ident() != self.thread:
             return PASS
-        self.cpu_since = 0
+        self.is_watched = False
         self.current = gap_slot
         self.enter_inside(slot)
         return place
@@ -377,7 +353,7 @@ class PythonSwitch:
         if IS_WAIT[self.current]:
             self.current = c.WAIT_START
             if self.watching:
-                self.cpu_since = 0
+                self.is_watched = False
                 self._begin_gap()
                 self.step_nodes = self._nodes()
 

@@ -19,6 +19,15 @@ def nap(ms, name):
     note(name, ms, (time.perf_counter() - began) * 1000)
 
 
+def burn(ms, name):
+    """Keep the CPU busy for `ms`; noted like a nap."""
+    began = time.perf_counter()
+    end = time.thread_time() + ms / 1000
+    while time.thread_time() < end:
+        pass
+    note(name, ms, (time.perf_counter() - began) * 1000)
+
+
 @contextlib.contextmanager
 def clocked(name):
     """Note how long this block took; nothing was asked of it."""

@@ -95,16 +95,17 @@ def _parts_in_words(view: TimeView, shares: dict[str, float], largest: str, alon
 
 
 def _activity(view: TimeView) -> str:
-    """What the training thread did while it waited. On a device, waiting for it keeps the thread running."""
-    share = view.busy_wait_share
-    if view.window.clock == "device" or MOSTLY_IDLE < share < MOSTLY_BUSY:
-        return ""
-    return "busy" if share >= MOSTLY_BUSY else "idle"
+    """What the training thread did while it waited, if that is certain. On a device, waiting for the device keeps
+    the thread running; on a busy machine, a thread that wants to run may not."""
+    share, window = view.busy_wait_share, view.window
+    if window.clock != "device" and share >= MOSTLY_BUSY:
+        return "busy"
+    return "idle" if share <= MOSTLY_IDLE and window.cpu_delay_share < NOTABLE_DELAY else ""
 
 
 UNATTRIBUTED: Final = "unattributed"
 WORTH_A_WORD: Final = 0.1
-MOSTLY_BUSY, MOSTLY_IDLE = 0.7, 0.3
+MOSTLY_BUSY, MOSTLY_IDLE, NOTABLE_DELAY = 0.7, 0.3, 0.05
 _OUTSIDE_WORDS: Final = {w.CHECKPOINT: "checkpoint writing"}
 _ACTIVITY_WORDS: Final = {
     "busy": ", where the training thread was busy",

@@ -164,11 +164,9 @@ def _device_rows(ranks: list[RankRecording], steps: Steps) -> list[Rows]:
         rows = recording.device_rows
         if rows is None or not 0 < len(steps) <= len(rows):
             return []
-        ordered = rows[np.argsort(rows["step"], kind="stable")]
-        at = np.searchsorted(ordered["step"], steps)
-        if (at >= len(ordered)).any() or (ordered["step"][at] != steps).any():
+        found.append(_pick(rows, steps))
+        if (found[-1]["step"] != steps).any():
             return []
-        found.append(ordered[at])
     return found
 
 

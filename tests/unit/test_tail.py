@@ -46,9 +46,10 @@ def test_everything_in_the_folder_is_read(folder: Path) -> None:
     assert found.ranks[0].user_names[:2] == ["augment", None]
     assert found.ranks[0].events == [RecordedEvent("gc")]
     assert found.seen == {"torch"}
-    assert found.system_rows is not None
-    assert found.system_rows["cpu_percent"].tolist() == [2.0]
-    assert (found.process_rows, found.problems) == (None, [])
+    sampled = found.gauges(0)
+    assert sampled.system_rows is not None
+    assert sampled.system_rows["cpu_percent"].tolist() == [2.0]
+    assert (sampled.process_rows, found.problems) == (None, [])
 
 
 def test_new_rows_are_seen_at_the_next_look(folder: Path) -> None:

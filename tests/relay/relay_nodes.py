@@ -8,7 +8,8 @@ from pathlib import Path
 
 from traceml.monitor.relay.client import RelayClient
 from traceml.monitor.relay.server import RelayServer
-from traceml.recording.reader import RecordingReader
+from traceml.recording import layout
+from traceml.recording.reader import Live, RecordingReader, names_of
 from traceml.recording.writer import RecordingWriter
 
 COLUMNS = (("step", "q"), ("value", "q"), ("third", "d"))
@@ -52,6 +53,13 @@ def steps(run_dir: Path, name: str) -> list[int]:
     rows = RecordingReader(path).rows()
     assert (rows["value"] == rows["step"] * 7).all(), "a torn row"
     return [int(step) for step in rows["step"]]
+
+
+def live(path: Path) -> tuple[Live, str | None]:
+    """What a recording's process said about itself, and the name of its first user phase."""
+    data = path.read_bytes()
+    (name,) = names_of(data[layout.LIVE_NAMES : layout.HEADER_SIZE], 1)
+    return Live.parse(data[layout.LIVE_OFFSET :]), name
 
 
 def until(condition: Callable[[], bool], work: Callable[[], object] = lambda: time.sleep(0.01)) -> None:

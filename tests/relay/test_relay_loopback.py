@@ -10,14 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from relay_nodes import DEADLINE_S, Rank, make_run, pump_both, steps, until
+from relay_nodes import DEADLINE_S, Rank, live, make_run, pump_both, steps, until
 
 from traceml.monitor.relay.background import Relay as RelayThread
 from traceml.monitor.relay.client import RelayClient
 from traceml.monitor.relay.protocol import Limits
 from traceml.monitor.relay.server import RelayServer
 from traceml.monitor.this_node import ThisNode
-from traceml.recording.events import read_events
+from traceml.recording.events import EventsTail
 from traceml.recording.layout import STATE_CLOSED
 from traceml.recording.reader import RecordingReader
 from traceml.recording.tail import Tail
@@ -65,13 +65,16 @@ def test_everything_of_a_rank_arrives(serve: Serve, relay: Relay, node0: Path, n
 
     def all_there() -> bool:
         path = landed / "rank-5.node1.42.steps"
-        return path.exists() and RecordingReader(path).live()[1] == STATE_CLOSED
+        return path.exists() and live(path)[0].state == STATE_CLOSED
 
     until(all_there, pump_both(server, client))
     until(lambda: (landed / "seen-torch").exists(), pump_both(server, client))
     until(lambda: (landed / "rank-5.node1.42.events.jsonl").exists(), pump_both(server, client))
-    until(lambda: bool(read_events(landed / "rank-5.node1.42.events.jsonl")), pump_both(server, client))
-    assert RecordingReader(landed / "rank-5.node1.42.steps").user_names(1) == ["augment"]
+    until(
+        lambda: bool(EventsTail(str(landed / "rank-5.node1.42.events.jsonl")).read()),
+        pump_both(server, client),
+    )
+    assert live(landed / "rank-5.node1.42.steps")[1] == "augment"
     assert steps(node0, "rank-5.node1.42.device") == [0, 1]
     assert Tail(node0).read().seen == {"torch"}
     assert RecordingReader(landed / "system.node1.gauges").rows()["time_ns"].tolist() == [77]

@@ -9,7 +9,7 @@ from relay_nodes import Rank, steps
 from traceml.monitor.relay.merge import merge_node_folder
 from traceml.monitor.relay.protocol import Limits
 from traceml.monitor.relay.store import NodeStore
-from traceml.recording.events import read_events
+from traceml.recording.events import EventsTail
 from traceml.recording.layout import LIVE_OFFSET
 from traceml.recording.tail import Tail
 from traceml.recording.writer import RecordingWriter
@@ -34,7 +34,7 @@ def test_merge_completes_what_the_relay_began(node0: Path, node1: Path) -> None:
     assert steps(node0, LANDED) == list(range(20_000))
     assert merge_node_folder(node1, node0, 3).new_bytes == 0
     landed = node0 / "recording" / LANDED.replace(".steps", ".events.jsonl")
-    assert [event.kind for event in read_events(landed)] == ["end"]
+    assert [event.kind for event in EventsTail(str(landed)).read()] == ["end"]
     assert Tail(node0).read().seen == {"torch"}
 
 

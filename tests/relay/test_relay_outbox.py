@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from relay_nodes import Rank, steps
+from relay_nodes import Rank, live, steps
 
 from traceml.monitor.relay.outbox import Outbox
 from traceml.monitor.relay.protocol import FRAME_BYTES, MESSAGE_BYTES, Limits, Question, encode
 from traceml.monitor.relay.store import NodeStore
-from traceml.recording.reader import RecordingReader
 
 
 def ask(outbox: Outbox, store: NodeStore, most_bytes: int = FRAME_BYTES) -> Question:
@@ -85,11 +84,11 @@ def test_late_question_after_the_clock_was_set_back(
     outbox = Outbox(node1)
     while not outbox.is_empty():
         ask(outbox, store)
-    landed = RecordingReader(node0 / "recording" / "rank-0.node1.42.steps")
-    assert landed.user_names(1) == ["new"]
+    landed = node0 / "recording" / "rank-0.node1.42.steps"
+    assert live(landed)[1] == "new"
     store.answer(held_up)
-    assert landed.user_names(1) == ["old"]
+    assert live(landed)[1] == "old"
     ask(outbox, store)
     while not outbox.is_empty():
         ask(outbox, store)
-    assert landed.user_names(1) == ["new"]
+    assert live(landed)[1] == "new"

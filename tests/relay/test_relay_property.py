@@ -9,12 +9,11 @@ from unittest.mock import patch
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from relay_nodes import Rank, make_run, steps
+from relay_nodes import Rank, live, make_run, steps
 
 from traceml.monitor.relay.outbox import Outbox
 from traceml.monitor.relay.protocol import Answer, Limits, Question, State, Status, decode, encode
 from traceml.monitor.relay.store import NodeStore
-from traceml.recording.reader import RecordingReader
 
 NAMES = ("rank-0.node1.42", "rank-1.node1.42")
 NOTHING = st.just(0)
@@ -117,7 +116,7 @@ class World:
             assert seen == list(range(len(seen)))
             assert rank.writer.count >= len(seen) >= self.outbox.acknowledged(rank.name)
             path = self.node0 / "recording" / f"{name}.steps"
-            (said,) = RecordingReader(path).user_names(1) if path.exists() else [None]
+            said = live(path)[1] if path.exists() else None
             assert len(seen) >= int(said or 0), "the live half is ahead of the rows"
 
 

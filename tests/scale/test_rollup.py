@@ -121,10 +121,10 @@ def test_old_gauges_are_dropped(tmp_path: Path) -> None:
         for number in range(at * 3_000, (at + 1) * 3_000):
             writer.append(number, float(number), *rest)
         roller.maybe_roll(float(at))
-        seen = watching.read().system_rows
+        seen = watching.read().gauges(0).system_rows
         most = max(most, os.stat(tmp_path / "recording" / "system.gauges").st_blocks * 512)
     assert rolled_up_rows(tmp_path / "recording" / "system.gauges") == 55_000
-    fresh = Tail(tmp_path).read().system_rows
+    fresh = Tail(tmp_path).read().gauges(0).system_rows
     assert seen is not None
     assert fresh is not None
     for rows in (seen[-5_000:], fresh):

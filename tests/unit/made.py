@@ -16,7 +16,7 @@ from traceml.analyze.window import PHASE_KEYS, WAIT, Window
 from traceml.recording import layout
 from traceml.recording.reader import row_dtype
 from traceml.schema import catalog as c
-from traceml.schema.recorded import RankRecording, RecordedEvent, RunRecording
+from traceml.schema.recorded import NodeGauges, RankRecording, RecordedEvent, RunRecording
 from traceml.schema.summary import Finding, Primary
 
 Floats = NDArray[np.float64]
@@ -203,4 +203,6 @@ def process(count: int = 10, pid: int = 100, **values: Any) -> NDArray[np.void]:
 def run(*ranks: RankRecording, **parts: Any) -> RunRecording:
     """A run's recording with these ranks."""
     noticed = events(parts.pop("monitor_events", ()))
-    return RunRecording(ranks=list(ranks), monitor_events=noticed, **parts)
+    own = NodeGauges(parts.pop("system_rows", None), parts.pop("process_rows", None))
+    nodes = {0: own, **parts.pop("other_nodes", {})}
+    return RunRecording(ranks=list(ranks), nodes=nodes, monitor_events=noticed, **parts)

@@ -181,3 +181,10 @@ def test_user_phases_are_matched_by_name_not_by_column() -> None:
     assert window.user_keys == ("user.log", "user.augment")
     assert window.of("user.log").mean(axis=1).tolist() == [1e6, 0.0]
     assert window.of("user.augment").mean(axis=1).tolist() == [2e6, 60e6]
+
+
+def test_damaged_rank_is_left_out() -> None:
+    """Rows whose steps have a gap cannot be compared with others; the other ranks still count."""
+    rows = made.steps(50, **USUAL)
+    found = align([made.rank(rows), made.rank(rows[rows["step"] != 30], number=1)])
+    assert (found.ranks, found.ranks_without_steps) == ((0,), (1,))

@@ -15,14 +15,19 @@ from tests.unit import made
 from traceml.analyze import metrics as m
 from traceml.analyze.align import align
 from traceml.schema import catalog as c
-from traceml.schema.summary import Finding
+from traceml.schema.summary import Finding, MetricStat
 
 NAN = math.nan
 
 
+def stat(ranks: tuple[int, ...], values: np.ndarray, smaller_is_worse: tuple[str, ...] = ()) -> MetricStat:
+    """Statistics of a metric "x" with these values."""
+    return m.Table(ranks, {"x": (values, 1.0)}).stats(smaller_is_worse)["x"]
+
+
 def test_median_and_worst_are_real_ranks() -> None:
     """The median is one rank's mean, not an average of two; the worst value and rank belong together."""
-    found = m.stat((3, 5, 8, 9), np.array([[10.0, 10], [20, 20], [40, 40], [30, 30]]))
+    found = stat((3, 5, 8, 9), np.array([[10.0, 10], [20, 20], [40, 40], [30, 30]]))
     assert (found.median.value, found.median.rank) == (20, 5)
     assert (found.worst.value, found.worst.rank) == (40, 8)
     assert found.average == 25
@@ -31,27 +36,27 @@ def test_median_and_worst_are_real_ranks() -> None:
 
 def test_worst_rate_is_the_smallest() -> None:
     """For samples per second the slowest rank is the worst."""
-    found = m.stat((0, 1), np.array([[100.0], [50.0]]), smaller_is_worse=True)
+    found = stat((0, 1), np.array([[100.0], [50.0]]), ("x",))
     assert (found.worst.value, found.worst.rank) == (50, 1)
 
 
 @pytest.mark.parametrize("values", [np.zeros((0, 0)), np.full((2, 3), NAN), np.zeros((1, 0))])
 def test_unmeasured_metric_is_null_everywhere(values: np.ndarray) -> None:
     """All NaN or no steps at all: every field is None, not 0."""
-    found = m.stat((0, 1), values)
+    found = stat((0, 1), values)
     assert (found.average, found.p5, found.p95, found.skew, found.share) == (None,) * 5
     assert (found.median.value, found.worst.value, found.worst.rank) == (None,) * 3
 
 
 def test_rank_that_measured_nothing_does_not_count() -> None:
     """It does not count as 0 and is neither median nor worst."""
-    found = m.stat((0, 1, 2), np.array([[5.0, 7], [NAN, NAN], [9, 9]]))
+    found = stat((0, 1, 2), np.array([[5.0, 7], [NAN, NAN], [9, 9]]))
     assert (found.median.rank, found.worst.rank, found.average) == (0, 2, 7.5)
 
 
 def test_skew_is_null_if_the_median_is_zero() -> None:
     """A ratio to zero is undefined."""
-    assert m.stat((0, 1), np.array([[0.0], [5.0]])).skew is None
+    assert stat((0, 1), np.array([[0.0], [5.0]])).skew is None
 
 
 @given(
@@ -64,7 +69,7 @@ def test_skew_is_null_if_the_median_is_zero() -> None:
 @settings(max_examples=150)
 def test_every_number_is_finite_or_null(values: np.ndarray) -> None:
     """No NaN and no infinity ever reaches the summary, and the worst is at least the median."""
-    found = m.stat(tuple(range(len(values))), values)
+    found = stat(tuple(range(len(values))), values)
     numbers = (found.average, found.median.value, found.worst.value, found.p5, found.p95, found.skew)
     assert all(n is None or math.isfinite(n) for n in numbers)
     if found.worst.value is not None and found.median.value is not None:
@@ -169,7 +174,7 @@ def test_an_empty_window_has_null_metrics() -> None:
 def test_live_summary_of_many_ranks_lists_those_that_are_named() -> None:
     """The ranks of findings, the median and worst rank of each metric, and an even selection."""
     ranks = tuple(range(1000))
-    metrics = {"x": m.stat(ranks, np.arange(1000.0)[:, None])}
+    metrics = {"x": stat(ranks, np.arange(1000.0)[:, None])}
     finding = Finding("K", "K", "warn", "", "", ranks=[777])
     found = m.members_to_list(ranks, metrics, [finding], 100)
     assert {777, 499, 999}.issubset(found)

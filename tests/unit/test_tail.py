@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit import made
-from traceml.recording.events import read_events
+from traceml.recording.events import EventsTail
 from traceml.recording.fold import latest_of_each_step
 from traceml.recording.tail import Tail
 from traceml.recording.writer import RecordingWriter
@@ -46,9 +46,10 @@ def test_everything_in_the_folder_is_read(folder: Path) -> None:
     assert found.ranks[0].user_names[:2] == ["augment", None]
     assert found.ranks[0].events == [RecordedEvent("gc")]
     assert found.seen == {"torch"}
-    assert found.system_rows is not None
-    assert found.system_rows["cpu_percent"].tolist() == [2.0]
-    assert (found.process_rows, found.problems) == (None, [])
+    sampled = found.gauges(0)
+    assert sampled.system_rows is not None
+    assert sampled.system_rows["cpu_percent"].tolist() == [2.0]
+    assert (sampled.process_rows, found.problems) == (None, [])
 
 
 def test_new_rows_are_seen_at_the_next_look(folder: Path) -> None:
@@ -108,5 +109,5 @@ def test_incomplete_and_unknown_event_lines_are_left_out(tmp_path: Path) -> None
     good = json.dumps({"kind": "gc", "step": 3})
     text = f'{good}\n[1]\n{{"step": 1}}\n{{"kind": 5}}\nnull\n{good}\n{good[:9]}'
     (tmp_path / "events").write_bytes(text.encode() + b"\xff\xfe")
-    assert read_events(tmp_path / "events") == [RecordedEvent("gc", 3)] * 2
-    assert read_events(tmp_path / "missing") == []
+    assert EventsTail(str(tmp_path / "events")).read() == [RecordedEvent("gc", 3)] * 2
+    assert EventsTail(str(tmp_path / "missing")).read() == []

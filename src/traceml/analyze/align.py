@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
 from typing import Final
 
 import numpy as np
@@ -34,7 +33,7 @@ def align(recordings: Sequence[RankRecording], last: int | None = None) -> Windo
 
 def align_ranks(newest: Ranks, last: int | None = None) -> Window:
     """The same from one recording per rank, in the order of ranks."""
-    with_steps = _comparable({rank: r for rank, r in newest.items() if len(r.rows)})
+    with_steps = _comparable({rank: r for rank, r in newest.items() if _has_steps(r.rows)})
     without = tuple(rank for rank in newest if rank not in with_steps)
     if not with_steps:
         empty = WindowArrays((), 0, ()).window((), np.zeros(0, dtype=np.int64))
@@ -98,6 +97,11 @@ def _leading_slow(lead: Floats, after: Floats) -> int:
     return last + 1
 
 
+def _has_steps(rows: Rows) -> bool:
+    """A rank numbers its steps without gaps. Rows with gaps are damaged: nothing can be compared."""
+    return bool(len(rows)) and int(rows["step"][-1]) - int(rows["step"][0]) + 1 == len(rows)
+
+
 def _comparable(ranks: Ranks) -> Ranks:
     """Without ranks that stopped before the oldest steps that others still have rows of, or in their first
     steps while most others continued: a rank that died early must not hide what the others show."""
@@ -109,52 +113,27 @@ def _comparable(ranks: Ranks) -> Ranks:
 
 
 def _steps_before(ranks: list[RankRecording], held: StepColumns) -> int:
-    """How many steps all ranks completed before the first step that every rank still has a row of. Step
-    numbers have no gaps, so the rank with the fewest steps decides."""
+    """How many steps all ranks completed before the first step that every rank still has a row of: the
+    rank with the fewest steps decides."""
     if not len(held.common) or all(r.earlier is None for r in ranks):
         return 0
     known = [int(r.earlier["steps"]) if r.earlier is not None else 0 for r in ranks]
-    return int((np.array(known) + held.counts_before(int(held.common[0]))).min())
+    return int((np.array(known) + held.common[0] - held.firsts).min())
 
 
 class StepColumns:
-    """The step numbers of many ranks. They rarely have gaps; without gaps their ends are enough."""
+    """The step numbers of many ranks. They have no gaps, so their ends are enough."""
 
     def __init__(self, columns: list[Steps]) -> None:
-        self._columns = columns
-        lengths = np.array([len(column) for column in columns])
-        every = np.concatenate(columns)
-        ends = np.cumsum(lengths)
-        rises = np.ones(len(every), dtype=bool)
-        np.equal(every[1:] - every[:-1], 1, out=rises[1:])
-        rises[ends[:-1]] = True
-        self._gapless = bool(rises.all())
-        self._firsts = every[ends - lengths]
-        if self._gapless:
-            self.common = np.arange(int(self._firsts.max()), int(every[ends - 1].min()) + 1)
-        else:
-            self.common = reduce(np.intersect1d, columns, columns[0])
-
-    def counts_before(self, step: int) -> Steps:
-        """How many steps each column has before this one, which is in every column."""
-        if self._gapless:
-            return np.asarray(step - self._firsts)
-        return np.array([int(np.sum(column < step)) for column in self._columns])
+        self.firsts = np.array([column[0] for column in columns])
+        self.common = np.arange(self.firsts.max(), min(column[-1] for column in columns) + 1)
 
     def pick(self, rows: list[Rows], steps: Steps) -> list[Rows]:
-        """The rows of these steps, from each rank's rows."""
+        """The rows of these consecutive steps, from each rank's rows."""
         if not len(steps):
             return [r[:0] for r in rows]
-        if self._gapless:
-            begins = (steps[0] - self._firsts).tolist()
-            return [r[begin : begin + len(steps)] for r, begin in zip(rows, begins, strict=True)]
-        return [_pick(r, steps) for r in rows]
-
-
-def _pick(rows: Rows, steps: Steps) -> Rows:
-    """The rows of these steps; the later row of a step that occurs twice."""
-    order = np.argsort(rows["step"], kind="stable")
-    return rows[order[np.searchsorted(rows["step"], steps, side="right", sorter=order) - 1]]
+        begins = (steps[0] - self.firsts).tolist()
+        return [r[begin : begin + len(steps)] for r, begin in zip(rows, begins, strict=True)]
 
 
 def _device_rows(ranks: list[RankRecording], steps: Steps) -> list[Rows]:
@@ -165,10 +144,9 @@ def _device_rows(ranks: list[RankRecording], steps: Steps) -> list[Rows]:
         if rows is None or not 0 < len(steps) <= len(rows):
             return []
         ordered = rows[np.argsort(rows["step"], kind="stable")]
-        at = np.searchsorted(ordered["step"], steps)
-        if (at >= len(ordered)).any() or (ordered["step"][at] != steps).any():
+        found.append(ordered[np.searchsorted(ordered["step"], steps, side="right") - 1])
+        if (found[-1]["step"] != steps).any():
             return []
-        found.append(ordered[at])
     return found
 
 

@@ -43,7 +43,7 @@ class Table:
     def stats(self, smaller_is_worse: tuple[str, ...] = ()) -> dict[str, MetricStat]:
         """Each metric's statistics."""
         return {
-            key: stat(self.members, values, key in smaller_is_worse, scale, self.means[key])
+            key: stat(self.members, values, self.means[key], scale, key in smaller_is_worse)
             for key, (values, scale) in self._values.items()
         }
 
@@ -60,26 +60,27 @@ class Table:
 def stat(
     ranks: tuple[int, ...],
     values: Floats,
-    smaller_is_worse: bool = False,
+    of_ranks: Floats,
     scale: float = 1.0,
-    means: Floats | None = None,
+    smaller_is_worse: bool = False,
 ) -> MetricStat:
-    """Statistics of one metric over (rank, step or sample). The median and the worst belong to real ranks."""
-    means = row_means(values) * scale if means is None else means
-    known = np.flatnonzero(~np.isnan(means))
+    """Statistics of one metric over (rank, step or sample), and of each rank's mean or peak of it, which is
+    scaled already. The median and the worst belong to real ranks."""
+    known = np.flatnonzero(~np.isnan(of_ranks))
     if not len(known):
         return MetricStat()
-    order = known[np.lexsort((np.asarray(ranks)[known], means[known]))]
+    order = known[np.lexsort((np.asarray(ranks)[known], of_ranks[known]))]
     median = int(order[(len(order) - 1) // 2])
     worst = int(order[0] if smaller_is_worse else order[-1])
+    middle, most = float(of_ranks[median]), float(of_ranks[worst])
     p5, p95 = spread(values)
     return MetricStat(
-        average=number(float(means[known].mean())),
-        median=RankValue(number(float(means[median])), ranks[median]),
-        worst=RankValue(number(float(means[worst])), ranks[worst]),
+        average=number(float(of_ranks[known].mean())),
+        median=RankValue(number(middle), ranks[median]),
+        worst=RankValue(number(most), ranks[worst]),
         p5=number(p5 * scale),
         p95=number(p95 * scale),
-        skew=float(means[worst] / means[median] - 1) if means[median] else None,
+        skew=number(most / middle - 1) if middle else None,
     )
 
 

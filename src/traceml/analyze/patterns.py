@@ -35,8 +35,6 @@ def find_shift(values: Floats) -> Shift | None:
     width = max(1, count // 200)
     blocks = np.median(values[: count // width * width].reshape(-1, width), axis=1)
     side = max(SHIFT_SIDE_STEPS // width, 4)
-    if len(blocks) < 2 * side:
-        return None
     at = _best_split(blocks, side)
     before, after = blocks[:at], blocks[at:]
     low, high = float(np.median(before)), float(np.median(after))

@@ -39,7 +39,7 @@ def machines(recording: RunRecording, ranks: dict[int, RankRecording]) -> list[i
     """One node per machine: under Slurm each task is a node to us, and several tasks share a machine."""
     of_node = {r.node: (r.identity.host, r.identity.node_rank) for r in ranks.values()}
     first: dict[object, int] = {}
-    for node in (0, *recording.other_nodes):
+    for node in recording.nodes:
         first.setdefault(of_node.get(node, node), node)
     return list(first.values())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -107,8 +106,9 @@ def memory_section(view: MemoryView | None, ranks: Ranks, most: int | None = Non
     findings = diagnose_memory(view)
     if view is None:
         return Section(findings[0], findings, metrics={k.key: MetricStat() for k in c.STEP_MEMORY_METRICS})
-    metrics = {k: _peak_stat(view.ranks, v) for k, v in view.values.items()}
     table = m.Table(view.ranks, {k: (v, 1.0) for k, v in view.values.items()})
+    peaks = table.peaks()  # by which memory is judged
+    metrics = {k: m.stat(view.ranks, v, peaks[k]) for k, v in view.values.items()}
     rises = view.peak[:, -1] - view.peak[:, 0]
     window = SectionWindow(
         start_step=int(view.steps[0]),
@@ -119,14 +119,6 @@ def memory_section(view: MemoryView | None, ranks: Ranks, most: int | None = Non
         head_tail_delta_bytes=float(rises[int(np.argmax(view.peak.max(axis=1)))]),
     )
     return _section(findings, window, metrics, table, ranks, most)
-
-
-def _peak_stat(ranks: tuple[int, ...], values: Floats) -> MetricStat:
-    """Memory is judged by its peaks: each rank's value is its maximum over the window."""
-    if values.size == 0 or np.isnan(values).all():
-        return MetricStat()
-    p5, p95 = m.spread(values)
-    return replace(m.stat(ranks, m.row_peaks(values)[:, None]), p5=m.number(p5), p95=m.number(p95))
 
 
 def memory_series(view: MemoryView | None) -> dict[str, Column]:

@@ -52,7 +52,7 @@ def summarize(
         series=Series(
             step_time=m.step_series(window),
             step_memory=sections.memory_series(memory),
-            system=sections.gauge_series(recording.system_rows, facts.begin_ns, c.SYSTEM_METRICS),
+            system=sections.gauge_series(recording.gauges(0).system_rows, facts.begin_ns, c.SYSTEM_METRICS),
         ),
         blocks=m.blocks(window),
         events=events_of(recording, ranks, facts),

@@ -40,7 +40,7 @@ class WindowArrays:
         self.parts = {name: np.zeros(shape) for name in ("gc_us", "gc_wait_us", "busy_wait_us")}
         self.amounts = {name: np.broadcast_to(np.nan, shape) for name in ("samples", "tokens")}
         self.memory = {key: np.broadcast_to(np.nan, shape) for key in MEMORY_FLAGS}
-        self.input_inferred = self.steps_inferred = False
+        self.flags = 0  # every bit that any row has
 
     def fill(self, picked: Sequence[Rows]) -> None:
         """From the rows of each rank, one row per step of the window."""
@@ -76,8 +76,7 @@ class WindowArrays:
                 read = _writable(self.memory, key)[at]
                 read[:] = rows[key]
                 _blank(read, flags, flag, always)
-        self.input_inferred |= bool(ever & c.FLAG_INPUT_INFERRED)
-        self.steps_inferred |= bool(ever & c.FLAG_STEP_INFERRED)
+        self.flags |= ever
 
     def _fill_user(self, at: slice, rows: Rows) -> None:
         """By name: ranks may have the same user phase in different columns."""
@@ -105,7 +104,8 @@ class WindowArrays:
             overhead_ns=self.overhead_ns,
             wait_places=np.moveaxis(self.places, 0, 2),
             memory=self.memory,
-            input_inferred=self.input_inferred,
+            input_inferred=bool(self.flags & c.FLAG_INPUT_INFERRED),
+            steps_inferred=bool(self.flags & c.FLAG_STEP_INFERRED),
             gc_ns=self.parts["gc_us"],
             gc_wait_ns=self.parts["gc_wait_us"],
             busy_wait_ns=self.parts["busy_wait_us"],

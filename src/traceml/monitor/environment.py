@@ -11,30 +11,30 @@ from typing import Any
 GIT_TIMEOUT_S = 5.0
 
 
-class EnvironmentFacts:
-    """Collected in a thread: git may take long in a large checkout."""
+def environment_facts() -> dict[str, Any]:
+    """A thread adds what git says, because that may take long in a large checkout."""
+    import platform  # the command has been started by now; before, it would have waited for this
 
-    def __init__(self) -> None:
-        import platform  # the command has been started by now; before, it would have waited for this
+    facts = {
+        "host": socket.gethostname(),
+        "os": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "git_commit": None,
+        "git_dirty": None,
+    }
+    try:
+        threading.Thread(target=_ask_git, args=(facts,), daemon=True).start()
+    except RuntimeError:
+        pass  # the process limit: do without the commit
+    return facts
 
-        self.facts: dict[str, Any] = {
-            "host": socket.gethostname(),
-            "os": platform.platform(),
-            "cpu_count": os.cpu_count(),
-            "git_commit": None,
-            "git_dirty": None,
-        }
-        try:
-            threading.Thread(target=self._ask_git, daemon=True).start()
-        except RuntimeError:
-            pass  # the process limit: do without the commit
 
-    def _ask_git(self) -> None:
-        commit = _git("rev-parse", "HEAD")
-        if commit:
-            self.facts["git_commit"] = commit.strip()
-            status = _git("status", "--porcelain", "--untracked-files=no")
-            self.facts["git_dirty"] = None if status is None else bool(status.strip())
+def _ask_git(facts: dict[str, Any]) -> None:
+    commit = _git("rev-parse", "HEAD")
+    if commit:
+        facts["git_commit"] = commit.strip()
+        status = _git("status", "--porcelain", "--untracked-files=no")
+        facts["git_dirty"] = None if status is None else bool(status.strip())
 
 
 def _git(*arguments: str) -> str | None:

@@ -32,7 +32,7 @@ class NvmlGpus:
         self._nvml = nvml
         count = nvml.nvmlDeviceGetCount()
         handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(count)]
-        uuids = [_text(nvml.nvmlDeviceGetUUID(h)) for h in handles]
+        uuids = [nvml.nvmlDeviceGetUUID(h) for h in handles]
         self._handles = [handles[i] for i in visible_indices(visible, uuids)]
 
     def read(self) -> list[GpuReading]:
@@ -60,10 +60,6 @@ class NvmlGpus:
             return question(*args)
         except self._nvml.NVMLError:
             return None  # this GPU does not support the question
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def visible_indices(visible: str | None, uuids: list[str]) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from traceml.errors import failsafe, say
 from traceml.monitor.cpu_quota import usable_cores
-from traceml.monitor.environment import EnvironmentFacts
+from traceml.monitor.environment import environment_facts
 from traceml.monitor.oom import oom_kills, oom_kills_since
 from traceml.recording import layout
 from traceml.runs import manifest as manifests
@@ -36,10 +36,9 @@ class Monitor:
         self.folder = folder
         self._settings = settings
         self._safe_rows = safe_rows
-        self._environment = EnvironmentFacts()
         machine = {"oom_kills": oom_kills(), "cores": usable_cores()}
         self._manifest = manifests.begin_manifest(
-            folder, command, settings.mode, self._environment.facts, machine
+            folder, command, settings.mode, environment_facts(), machine
         )
         self._gauges: Any = None
         self._tail: Any = None
@@ -78,7 +77,6 @@ class Monitor:
     ) -> None:
         """Record how the run ended, `drain` what other machines still send, and make the result."""
         kills = oom_kills_since(self._manifest["oom_kills"])
-        self._manifest["environment"] = self._environment.facts
         ended = manifests.end_manifest(self._manifest, code, signals, kills, own_cost())
         manifests.save(self.folder, ended)
         if missing := drain():

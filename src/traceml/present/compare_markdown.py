@@ -40,8 +40,7 @@ def _side(side: Side) -> str:
 
 def _table(rows: list[Row]) -> list[str]:
     lines = ["| Metric | A | B | Delta |", "|---|---:|---:|---:|"]
-    cells = ([escape(c) for c in (row.label, row.a, row.b, row.change)] for row in rows)
-    return [*lines, *("| " + " | ".join(row) + " |" for row in cells)]
+    return [*lines, *("| " + " | ".join(map(escape, row)) + " |" for row in rows)]
 
 
 def escape(text: str) -> str:

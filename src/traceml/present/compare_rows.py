@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from traceml.schema import fmt
@@ -11,15 +10,8 @@ from traceml.schema.comparison import INCONCLUSIVE, NO_CHANGE, SAME, UNCLEAR, Ch
 ALWAYS: Final = ("step_ms", "input_ms", "compute_ms", "wait_ms", "wait_share", "system.gpu_util_percent")
 THROUGHPUT: Final = ("samples_per_s", "tokens_per_s", "samples_per_step", "tokens_per_step")
 
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the table."""
-
-    label: str
-    a: str
-    b: str
-    change: str
+Row = tuple[str, str, str, str]
+"""One line of the table: label, A, B, change."""
 
 
 def headline(found: Comparison) -> str:
@@ -58,9 +50,9 @@ def _group(key: str, change: Change) -> str:
 
 
 def _shift(label: str, shift: Shift) -> Row:
-    return Row(label, shift.a or fmt.MISSING, shift.b or fmt.MISSING, shift.change)
+    return label, shift.a or fmt.MISSING, shift.b or fmt.MISSING, shift.change
 
 
 def _row(change: Change) -> Row:
     a, b = fmt.in_unit(change.unit, change.a), fmt.in_unit(change.unit, change.b)
-    return Row(change.label, a, b, fmt.change(change.unit, change.delta, change.delta_share))
+    return change.label, a, b, fmt.change(change.unit, change.delta, change.delta_share)

@@ -45,7 +45,7 @@ def _about(run: RunRef) -> str:
 def _tables(found: Comparison) -> list[str]:
     """One table, so that all groups are aligned, with the titles of the groups between its rows."""
     groups = [("", lead_rows(found)), *more_rows(found)]
-    cells = [[r.label, r.a, "->", r.b, "|", r.change] for _, rows in groups for r in rows]
+    cells = [[label, a, "->", b, "|", change] for _, rows in groups for label, a, b, change in rows]
     head, *lines = table([["", "A", "", "B", "", "delta"], *cells], "<><><<", least=(20, 8, 2, 8))
     placed = [head]
     for title, rows in groups:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -68,8 +67,3 @@ def notable(events: list[RecordedEvent]) -> list[RecordedEvent]:
     older = range(len(events) - half)
     ranked = sorted(older, key=lambda i: (events[i].kind in ALWAYS_KEPT, events[i].duration_ns))
     return [events[i] for i in sorted(ranked[-half // 2 :])] + events[-half:]
-
-
-def read_events(path: Path) -> list[RecordedEvent]:
-    """The events of one file, once."""
-    return EventsTail(str(path)).read()

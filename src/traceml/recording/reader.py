@@ -25,7 +25,6 @@ NEARLY: Final = 2
 """Ranks that are in step rarely differ by more rows than this."""
 MOST_ROW_BYTES: Final = 4096
 """A header that claims larger rows is damaged or hostile."""
-_COLUMNS_MARK: Final = b', "columns": '
 _NUMPY_CODES: Final = {"q": "<i8", "d": "<f8", "I": "<u4"}
 
 Rows = NDArray[np.void]
@@ -82,16 +81,6 @@ class RecordingReader:
             self.count = self._published(fd, self._room_for(fd), self.count)
             wanted = max(self.count - first, 0)
             return self._copied(fd, first, wanted if most is None else min(wanted, most))
-
-    def live(self) -> Live:
-        """What the process reports about itself."""
-        with self._opened() as fd:
-            return Live.parse(bytes_at(fd, layout.LIVE_BYTES, layout.LIVE_OFFSET))
-
-    def user_names(self, slots: int) -> list[str | None]:
-        """Names of the user columns, None where unused."""
-        with self._opened() as fd:
-            return names_of(bytes_at(fd, slots * layout.NAME_BYTES, layout.LIVE_NAMES), slots)
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
@@ -185,12 +174,10 @@ def parse_header(path: str | Path, head: bytes) -> tuple[dict[str, Any], np.dtyp
 
 
 def _load(text: bytes) -> dict[str, Any]:
-    """The header's JSON. The columns come last and are the same in thousands of files: parsed once."""
-    before, mark, columns = text.rpartition(_COLUMNS_MARK)
-    if mark and columns.endswith(b"}"):
-        return {**msgspec.json.decode(before + b"}"), "columns": _load_columns(columns[:-1])}
-    header: dict[str, Any] = msgspec.json.decode(text)
-    return {**header, "columns": _load_columns(msgspec.json.encode(header["columns"]))}
+    """The header's JSON. Its columns are the same in thousands of files: parsed once."""
+    raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    columns = _load_columns(bytes(raw.pop("columns")))
+    return {**{key: msgspec.json.decode(value) for key, value in raw.items()}, "columns": columns}
 
 
 @lru_cache(maxsize=64)

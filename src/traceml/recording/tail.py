@@ -89,16 +89,13 @@ class Tail:
         names = self.names()
         there = set(names)
         ranks = self._pulled(_rank_names(names), there)
-        nodes = sorted({int(m.group(1)) for n in names if (m := NODE.search(n)) is not None})
-        most_gauges = MOST_GAUGE_ROWS // (2 * len(nodes) + 2)
-        gauges = {node: self._node_gauges(node, there, most_gauges) for node in (0, *nodes)}
+        nodes = sorted({0, *(int(m.group(1)) for n in names if (m := NODE.search(n)) is not None)})
+        most_gauges = MOST_GAUGE_ROWS // (2 * len(nodes))
         return RunRecording(
             ranks=self._readable(ranks, lambda rank: rank.recording(there)),
-            system_rows=gauges[0].system_rows,
-            process_rows=gauges[0].process_rows,
+            nodes={node: self._node_gauges(node, there, most_gauges) for node in nodes},
             seen=frozenset(n.removeprefix("seen-") for n in names if n.startswith("seen-")),
             problems=list(self.problems),
-            other_nodes={node: gauges[node] for node in nodes},
             monitor_events=[event for name in sorted(there) for event in self._monitor_events(name)],
         )
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-KINDS: Final = {
-    "RESIDUAL_HEAVY": ("WAIT_HEAVY", "WAIT-HEAVY"),
-    "WAIT_HEAVY": ("WAIT_HEAVY", "WAIT-HEAVY"),
-    "CREEP_EARLY": ("CREEP_EARLY", "MEMORY RISING"),
-    "MEMORY_CREEP_EARLY": ("CREEP_EARLY", "MEMORY RISING"),
+OURS: Final = {
+    **dict.fromkeys(("RESIDUAL-HEAVY", "RESIDUAL_HEAVY", "WAIT_HEAVY"), ("WAIT_HEAVY", "WAIT-HEAVY")),
+    **dict.fromkeys(
+        ("MEMORY CREEP (EARLY)", "MEMORY_CREEP_EARLY", "CREEP_EARLY"), ("CREEP_EARLY", "MEMORY RISING")
+    ),
 }
-STATUSES: Final = {
-    "RESIDUAL-HEAVY": ("WAIT_HEAVY", "WAIT-HEAVY"),
-    "MEMORY CREEP (EARLY)": ("CREEP_EARLY", "MEMORY RISING"),
-}
+"""Our kind and label by a label or a kind of theirs."""
 FINDINGS: Final = frozenset({"diagnosis", "primary_diagnosis", "issues"})
 
 
@@ -36,10 +33,7 @@ def _our_finding(given: Any) -> Any:
     kind, status = given.get("kind") or "", given.get("status") or ""
     if not isinstance(kind, str) or not isinstance(status, str) or not (kind or status):
         return given
-    if status in STATUSES:
-        kind, status = STATUSES[status]
-    elif kind in KINDS:
-        kind, status = KINDS[kind]
+    kind, status = OURS.get(status) or OURS.get(kind) or (kind, status)
     kind = kind or status.replace(" ", "_").replace("-", "_")
     named = {**given, "kind": kind, "status": status or kind.replace("_", " ")}
     named.setdefault("summary", given.get("reason", ""))

@@ -98,7 +98,7 @@ def identity_of(header: dict[str, Any]) -> Identity:
 
 @dataclass(frozen=True, slots=True)
 class NodeGauges:
-    """What the monitor of another node sampled there, on that node's clock."""
+    """What the monitor of a node sampled there, on that node's clock."""
 
     system_rows: NDArray[np.void] | None = None
     process_rows: NDArray[np.void] | None = None
@@ -109,18 +109,14 @@ class RunRecording:
     """What the analysis starts from."""
 
     ranks: list[RankRecording]
-    system_rows: NDArray[np.void] | None = None
-    process_rows: NDArray[np.void] | None = None
+    nodes: dict[int, NodeGauges] = field(default_factory=dict)  # node 0 is where the result is made
     seen: frozenset[str] = frozenset()
     problems: list[str] = field(default_factory=list)
     monitor_events: list[RecordedEvent] = field(default_factory=list)
-    other_nodes: dict[int, NodeGauges] = field(default_factory=dict)
 
     def gauges(self, node: int) -> NodeGauges:
-        """The gauges of one node; node 0 is where the result is made."""
-        if node == 0:
-            return NodeGauges(self.system_rows, self.process_rows)
-        return self.other_nodes.get(node, NodeGauges())
+        """The gauges of one node."""
+        return self.nodes.get(node, NodeGauges())
 
 
 @dataclass(frozen=True, slots=True)

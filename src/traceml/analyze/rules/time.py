@@ -95,8 +95,8 @@ def _parts_in_words(view: TimeView, shares: dict[str, float], largest: str, alon
 
 
 def _activity(view: TimeView) -> str:
-    """What the training thread did while it waited, if that is certain. On a device, waiting for the device keeps
-    the thread running; on a busy machine, a thread that wants to run may not."""
+    """What the training thread did while it waited, if that is certain. Waiting for a device keeps the thread
+    running; on a busy machine, a thread that wants to run may not."""
     share, window = view.busy_wait_share, view.window
     if window.clock != "device" and share >= MOSTLY_BUSY:
         return "busy"

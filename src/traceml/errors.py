@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 R = TypeVar("R")
 _said: set[str] = set()
+LONGEST_LINE: Final = 1000
 _OUR_LIBRARIES: Final = frozenset(
     {"builtins", "torch", "traceml", "numpy", "psutil", "zmq", "msgspec", "pynvml"}
 )
@@ -28,10 +29,19 @@ class CommandError(TraceMLError):
         self.exit_code = exit_code
 
 
+def printable(text: str) -> str:
+    """The text without characters that could control a terminal: escapes, new lines, reversed writing."""
+    if text.isprintable():
+        return text
+    return "".join(ch if ch.isprintable() else " " if ch.isspace() else "?" for ch in text)
+
+
 def say(message: str) -> None:
     """Write one line to standard error. Standard output belongs to the training."""
+    line = printable(message)
+    line = line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}..."
     try:
-        sys.stderr.write(f"traceml: {message}\n")
+        sys.stderr.write(f"traceml: {line}\n")
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
         pass  # there is no standard error

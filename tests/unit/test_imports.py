@@ -52,12 +52,13 @@ def imports(path: Path) -> Iterator[str]:
 
 
 # Who may import whom, as in docs/architecture.md. `errors` and `settings` are open to all, like `schema`.
-NOUNS = ("traceml.schema", "traceml.errors")
+NOUNS = ("traceml.schema", "traceml.errors", "traceml.files")
 ALLOWED: dict[str, tuple[str, ...]] = {
     "schema": ("traceml.schema",),
     "errors": (),
     "settings": ("traceml.errors",),
-    "settings_file": ("traceml.errors", "yaml", "tomli"),
+    "files": (),
+    "settings_file": ("traceml.errors", "traceml.files", "yaml", "tomli"),
     "__init__": ("traceml.capture.api",),
     "__main__": ("traceml.cli.main",),
     "decorators": ("traceml.capture.api",),

@@ -13,18 +13,20 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, TypeVar
 
+from traceml.errors import printable
 from traceml.recording import layout
 from traceml.recording.events import EventsTail
 from traceml.recording.fold import STEPS, Fold, latest_of_each_step
 from traceml.recording.reader import Live, Rows, UnreadableRecording, names_of
 from traceml.recording.rollup import HEAD_ROWS, rolled_up, rollup_name
 from traceml.recording.rows_tail import RowsTail
+from traceml.recording.trust import checked
 from traceml.schema import catalog as c
 from traceml.schema.recorded import NodeGauges, RankRecording, RecordedEvent, RunRecording, identity_of
 
 S = TypeVar("S")
 T = TypeVar("T")
-NODE: Final = re.compile(r"\.node(\d+)\.")
+NODE: Final = re.compile(r"\.node([0-9]{1,7})\.")
 LIVE_NAMES: Final = slice(layout.LIVE_NAMES - layout.LIVE_OFFSET, layout.LIVE_BYTES)
 HEAD_COLUMNS: Final = ("step", "begin_ns", "end_ns")
 
@@ -35,6 +37,7 @@ LIVE_CELLS: Final = 900_000
 LIVE_ROWS: Final = 5_000
 """A live view shows the newest steps only; a few more are held for ranks that are not in step."""
 SETTLED_NS: Final = 2_000_000_000
+MOST_PROBLEMS: Final = 20
 MOST_GAUGE_ROWS: Final = 1_000_000
 _GAUGES: Final = {"system": c.SYSTEM_COLUMNS, "process": c.PROCESS_COLUMNS}
 
@@ -134,6 +137,12 @@ class Tail:
         found = [self._readable([kind], pull) or [None] for kind in _GAUGES]
         return NodeGauges(*(rows for (rows,) in found))
 
+    def _note(self, problem: str) -> None:
+        if problem in self.problems or len(self.problems) > MOST_PROBLEMS:
+            return
+        more = "More files cannot be read; they are not listed."
+        self.problems.append(more if len(self.problems) == MOST_PROBLEMS else problem)
+
     def _readable(self, things: Iterable[S], read: Callable[[S], T]) -> list[T]:
         """What `read` returns for each of these. One bad file hides no other: it is noted once."""
         found = []
@@ -141,8 +150,7 @@ class Tail:
             try:
                 found.append(read(thing))
             except (UnreadableRecording, OSError) as problem:
-                if str(problem) not in self.problems:
-                    self.problems.append(str(problem))
+                self._note(printable(str(problem)))
         return found
 
 
@@ -158,10 +166,7 @@ class RankTail:
         self.name = name
         stem = name.removesuffix(".steps")
         self.steps = _rows_tail(os.path.join(folder, name), c.STEP_COLUMNS, STEPS)
-        self.header = self.steps.header
-        who = self.header.get("identity")
-        if not (isinstance(who, dict) and all(type(who.get(key, 0)) is int for key in ("rank", "pid"))):
-            raise UnreadableRecording(f"{self.steps.path}: does not say which rank it is of")
+        self.header = checked(self.steps.header, self.steps.path)
         self.identity = identity_of(self.header)
         self._device: RowsTail | None = None
         self._device_name = f"{stem}.device"

@@ -21,9 +21,13 @@ MOST_STEM_BYTES: Final = 150
 
 def default_run_name(target: str) -> str:
     """Script or program name and the time, so that runs sort by date within a script."""
+    return f"{plain_stem(target)}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def plain_stem(target: str) -> str:
+    """The name of a script or program, as a part of a folder's name."""
     stem = re.sub(r"[^\w.-]+", "_", Path(target).stem).strip("._-") or "run"
-    short = stem.encode()[:MOST_STEM_BYTES].decode(errors="ignore")
-    return f"{short}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return stem.encode()[:MOST_STEM_BYTES].decode(errors="ignore")
 
 
 def create(logs_dir: str, run_name: str | None, target: str, overwrite: bool) -> Path:

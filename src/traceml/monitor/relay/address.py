@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 from typing import Annotated, Final
@@ -9,9 +10,12 @@ from typing import Annotated, Final
 import msgspec
 import psutil
 
+from traceml.files import read_whole
 from traceml.runs.atomic import write_atomic
 
 RELAY_FILE: Final = "relay.json"
+_MOST_BYTES: Final = 64 * 1024
+_HOST: Final = r"^[A-Za-z0-9._:-]{1,253}$"
 _SCHEMA: Final = "traceml.relay/2"
 
 
@@ -20,7 +24,7 @@ class Listening(msgspec.Struct, frozen=True):
 
     schema: str
     hosts: Annotated[
-        list[Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:-]{1,253}$")]], msgspec.Meta(max_length=64)
+        list[Annotated[str, msgspec.Meta(pattern=_HOST)]], msgspec.Meta(max_length=64)
     ]
     """Names and addresses, the likeliest first."""
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
@@ -38,7 +42,8 @@ def endpoint(host: str, port: int) -> str:
 
 def publish(run_dir: Path, advertise: str | None, port: int, public_key: bytes) -> None:
     """Say where node 0 listens."""
-    hosts = dict.fromkeys([*([advertise] if advertise else []), *_own_ips(), "127.0.0.1"])
+    is_host = advertise is not None and re.match(_HOST, advertise)
+    hosts = dict.fromkeys([*([advertise] if advertise and is_host else []), *_own_ips(), "127.0.0.1"])
     found = Listening(_SCHEMA, list(hosts)[:64], port, public_key.decode())
     write_atomic(run_dir / RELAY_FILE, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
 
@@ -46,8 +51,7 @@ def publish(run_dir: Path, advertise: str | None, port: int, public_key: bytes) 
 def read_published(run_dir: Path) -> Listening | None:
     """What node 0 published; None if there is nothing (valid) yet."""
     try:
-        with (run_dir / RELAY_FILE).open("rb") as file:
-            found = msgspec.json.decode(file.read(64 * 1024), type=Listening)
+        found = msgspec.json.decode(read_whole(run_dir / RELAY_FILE, _MOST_BYTES), type=Listening)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return found if found.schema == _SCHEMA else None

@@ -6,10 +6,12 @@ at most one question at a time, and node 0's answer decides where the next one g
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Final
 
+from traceml.files import open_regular
 from traceml.monitor.relay.names import landing
 from traceml.monitor.relay.protocol import FRAME_BYTES, MOST_PIECES, Answer, Piece, Question, State, Status
 from traceml.monitor.relay.store import digest_before
@@ -69,13 +71,13 @@ class _SentFile:
 
     def _header(self, offset: int) -> bytes:
         """One half of the header."""
-        with self._path.open("rb") as file:
+        with os.fdopen(open_regular(self._path), "rb") as file:
             file.seek(offset)
             return file.read(layout.LIVE_OFFSET)
 
     def _read_lines(self, offset: int, most_bytes: int) -> bytes:
         """Complete lines; of a line that does not fit, a part."""
-        with self._path.open("rb") as file:
+        with os.fdopen(open_regular(self._path), "rb") as file:
             file.seek(offset)
             data = file.read(most_bytes)
         end = data.rfind(b"\n") + 1

@@ -71,7 +71,8 @@ def failsafe(
             except Exception as problem:
                 if not _is_ours(problem):
                     raise
-                say_once(f"{what} failed ({type(problem).__name__}: {problem}); training goes on")
+                kind = "" if isinstance(problem, TraceMLError) else f"{type(problem).__name__}: "
+                say_once(f"{what} failed ({kind}{problem}); training goes on")
                 if on_failure is not None:
                     on_failure()
                 answer: R = fallback

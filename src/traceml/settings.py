@@ -133,7 +133,9 @@ def resolve(
     environment = os.environ if environment is None else environment
     known = [setting.key for setting in SETTINGS]
     if unknown := sorted(set(file_values) - set(known)):
-        raise CommandError(f"{file_name}: unknown setting {unknown[0][:LONGEST_SHOWN]!r}; use one of: {', '.join(known)}")
+        raise CommandError(
+            f"{file_name}: unknown setting {unknown[0][:LONGEST_SHOWN]!r}; use one of: {', '.join(known)}"
+        )
     values: dict[str, Any] = {}
     for setting in SETTINGS:
         sources = {
@@ -179,7 +181,9 @@ def is_disabled(environment: Mapping[str, str]) -> bool:
     try:
         return _boolean(value)
     except ValueError as problem:
-        raise CommandError(f"{DISABLED_VARIABLE}: invalid value {value[:LONGEST_SHOWN]!r}; {problem}") from None
+        raise CommandError(
+            f"{DISABLED_VARIABLE}: invalid value {value[:LONGEST_SHOWN]!r}; {problem}"
+        ) from None
 
 
 def _parse(setting: Setting, source: str, value: Any) -> Any:

@@ -15,7 +15,15 @@ import sys
 import time
 from typing import Any
 
-PRELOADED = ("cli.run", "cli.view", "cli.runs", "cli.compare", "cli.attach", "monitor.result", "monitor.gauges")
+PRELOADED = (
+    "cli.run",
+    "cli.view",
+    "cli.runs",
+    "cli.compare",
+    "cli.attach",
+    "monitor.result",
+    "monitor.gauges",
+)
 MOST_BYTES = 1 << 30
 MOST_S = 30.0
 CAPABILITY_VERSION_3 = 0x20080522
@@ -27,8 +35,9 @@ def serve() -> None:
     """One JSON line in, one JSON line with the exit code out; 'slow' if the command had to be killed."""
     for name in PRELOADED:
         importlib.import_module(f"traceml.{name}")
-    import traceml.recording.rollup  # noqa: F401
     import yaml  # noqa: F401
+
+    import traceml.recording.rollup  # noqa: F401
 
     for line in sys.stdin:
         pid = os.fork()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -98,7 +99,7 @@ def _verdicts(text: str) -> list[str]:
 
 
 def _share(text: str) -> float:
-    number = re.fullmatch(r"(\d{1,4}(?:\.\d{1,6})?)\s*%", text.strip())
+    number = re.fullmatch(r"([0-9]{1,4}(?:\.[0-9]{1,6})?)\s*%", text.strip())
     if not number:
         raise argparse.ArgumentTypeError(f"invalid value {text[:60]!r}; use a percentage such as 5%")
     return float(number[1]) / 100
@@ -151,7 +152,7 @@ def base_path(output: str | None, a: Sequence[Reading], b: Sequence[Reading]) ->
     named = f"{_side_name(a)}_vs_{_side_name(b)}"
     if output is None:
         return Path(FOLDER) / named
-    if output.endswith("/") or Path(output).is_dir():
+    if output.endswith("/") or os.path.isdir(output):
         return Path(output) / named
     return Path(output.removesuffix(".json").removesuffix(".txt"))
 

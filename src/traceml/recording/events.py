@@ -51,8 +51,10 @@ class EventsTail:
             while True:
                 data = bytes_at(fd, PIECE_BYTES, self._offset)
                 end = data.rfind(b"\n") + 1
-                self._events = notable([*self._events, *parse_events(data[:end])])
-                self._last_line = parse_events(data[end:])  # its writer was killed, or is still writing it
+                self._events = _sound(notable([*self._events, *parse_events(data[:end])]))
+                self._last_line = _sound(
+                    parse_events(data[end:])
+                )  # its writer was killed, or is still writing it
                 if len(data) < PIECE_BYTES:
                     self._offset += end
                     return
@@ -75,19 +77,29 @@ def parse_events(data: bytes) -> list[RecordedEvent]:
     events = []
     for line in data.splitlines():
         try:
-            event = _event(line)
+            events.append(_event(line))
         except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
             continue
-        if all(abs(value) <= LARGEST for value in _NUMBERS(event) if value is not None):
-            events.append(event)
     return events
 
 
 def _event(line: bytes) -> RecordedEvent:
     try:
-        event = _decoder.decode(line)
+        return _decoder.decode(line)
     except msgspec.DecodeError:
-        event = msgspec.convert(json_object(line), RecordedEvent)
+        return msgspec.convert(json_object(line), RecordedEvent)
+
+
+def _sound(events: list[RecordedEvent]) -> list[RecordedEvent]:
+    """With printable texts, and without events whose numbers cannot be."""
+    return [
+        _with_sound_texts(event)
+        for event in events
+        if all(abs(value) <= LARGEST for value in _NUMBERS(event) if value is not None)
+    ]
+
+
+def _with_sound_texts(event: RecordedEvent) -> RecordedEvent:
     texts = {name: text for name in _TEXTS if (text := getattr(event, name)) is not None}
     unsound: dict[str, Any] = {n: printable(t[:LONGEST_TEXT]) for n, t in texts.items() if not _is_sound(t)}
     return replace(event, **unsound) if unsound else event

@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -96,7 +97,7 @@ class Tail:
         most_gauges = MOST_GAUGE_ROWS // (2 * len(nodes) + 2)
         gauges = {node: self._node_gauges(node, there, most_gauges) for node in (0, *nodes)}
         return RunRecording(
-            ranks=self._readable(ranks, lambda rank: rank.recording(there)),
+            ranks=self._readable(ranks, lambda rank: rank.recording(there, self._note)),
             system_rows=gauges[0].system_rows,
             process_rows=gauges[0].process_rows,
             seen=frozenset(n.removeprefix("seen-") for n in names if n.startswith("seen-")),
@@ -138,6 +139,7 @@ class Tail:
         return NodeGauges(*(rows for (rows,) in found))
 
     def _note(self, problem: str) -> None:
+        problem = printable(problem)
         if problem in self.problems or len(self.problems) > MOST_PROBLEMS:
             return
         more = "More files cannot be read; they are not listed."
@@ -150,7 +152,7 @@ class Tail:
             try:
                 found.append(read(thing))
             except (UnreadableRecording, OSError) as problem:
-                self._note(printable(str(problem)))
+                self._note(str(problem))
         return found
 
 
@@ -191,12 +193,17 @@ class RankTail:
         """Read the steps that are new; `there` holds the names of all files in the folder."""
         _pull(self.steps, most_rows, self._rollup in there, likely)
 
-    def recording(self, there: set[str]) -> RankRecording:
+    def recording(self, there: set[str], note: Callable[[str], None]) -> RankRecording:
         """Everything about the rank: its steps as of the last pull, its device times, its events."""
+        try:
+            device_rows = self._device_rows(there)
+        except (UnreadableRecording, OSError) as problem:
+            note(str(problem))
+            device_rows = None
         return RankRecording(
             header=self.header,
             rows=self._rows_of_steps(),
-            device_rows=self._device_rows(there),
+            device_rows=device_rows,
             user_names=names_of(self.steps.live_bytes[LIVE_NAMES], c.USER_SLOTS),
             live_phase=self.live.phase,
             lost_rows=self.live.state == layout.STATE_LOST,
@@ -236,7 +243,8 @@ class RankTail:
 def _pull(tail: RowsTail, most_rows: int, has_rollup: bool, likely: int) -> None:
     """Read everything new, even if rows that we have not read yet are rolled up, before or meanwhile."""
     if has_rollup and not tail.count:
-        _skip(tail)
+        with suppress(UnreadableRecording, OSError):  # it may not be needed: see whether rows are missing
+            _skip(tail)
     while not tail.pull(most_rows, likely) and _skip(tail):
         pass
 

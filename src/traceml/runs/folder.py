@@ -41,7 +41,9 @@ def create(logs_dir: str, run_name: str | None, target: str, overwrite: bool) ->
     except OSError as problem:
         # Training comes first: an unwritable folder costs the place of the logs, not the run.
         fallback = _temporary_folder()
-        say(f"cannot write to {logs} ({problem.strerror}); recording in {fallback} (see --logs-dir)")
+        say(
+            f"cannot write to {str(logs)[:300]} ({problem.strerror}); recording in {fallback} (see --logs-dir)"
+        )
         return _claim(fallback, name, explicit=False, overwrite=False)
 
 

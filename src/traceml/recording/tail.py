@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from traceml.errors import printable
 from traceml.recording import layout
 from traceml.recording.events import EventsTail
 from traceml.recording.fold import STEPS, Fold, latest_of_each_step
+from traceml.recording.names import FolderNames
 from traceml.recording.reader import Live, Rows, UnreadableRecording, names_of
 from traceml.recording.rollup import HEAD_ROWS, rolled_up, rollup_name
 from traceml.recording.rows_tail import RowsTail
@@ -37,7 +37,6 @@ LIVE_STEPS: Final = 200
 LIVE_CELLS: Final = 900_000
 LIVE_ROWS: Final = 5_000
 """A live view shows the newest steps only; a few more are held for ranks that are not in step."""
-SETTLED_NS: Final = 2_000_000_000
 MOST_PROBLEMS: Final = 20
 MOST_GAUGE_ROWS: Final = 1_000_000
 _GAUGES: Final = {"system": c.SYSTEM_COLUMNS, "process": c.PROCESS_COLUMNS}
@@ -55,14 +54,17 @@ class Tail:
         self._gauges: dict[str, RowsTail] = {}
         self._events: dict[str, EventsTail] = {}
         self._likely = 0  # rows of the rank that was read last
-        self._listed: tuple[int, list[str]] = (0, [])  # when the folder last changed, and its names then
+        self._names = FolderNames(self.folder)
+        self._listed: list[str] = []
+        self._there: set[str] = set()
+        self._own: list[str] = []  # recordings of this machine's processes that have not ended
         self.ended: set[str] = set()
         """Recordings of processes that have ended: `local_ranks` looks at them no more."""
 
     @property
     def is_whole(self) -> bool:
         """Whether every row that was read is still held."""
-        return all(rank.is_whole for rank in self._ranks.values())
+        return not self.ended and all(rank.is_whole for rank in self._ranks.values())
 
     def threads(self) -> dict[int, int]:
         """Process id to the id of the thread that trains, for each local training process."""
@@ -73,25 +75,36 @@ class Tail:
         return found
 
     def names(self) -> list[str]:
-        """The files of the folder; listed again only if that has changed, because there may be very many."""
-        changed_ns = os.stat(self.folder).st_mtime_ns
-        if changed_ns != self._listed[0]:
-            names = os.listdir(self.folder)
-            # A file that comes within the same tick of the file system's clock does not change it again.
-            is_settled = time.time_ns() - changed_ns > SETTLED_NS
-            self._listed = (changed_ns if is_settled else 0, names)
-        return self._listed[1]
+        """The files of the folder, possibly a moment old; the same list object if nothing is new."""
+        names = self._names.look()
+        if names is not self._listed:
+            self._listed, self._there = names, set(names)
+            new = (n for n in _rank_names(names) if n not in self.ended)
+            self._own = [n for n in new if ".node" not in n]
+        return names
 
     def local_ranks(self) -> list[RankTail]:
         """This machine's own ranks, up to date, without ended ones and those that other nodes relayed."""
-        names = self.names()
-        own = [n for n in _rank_names(names) if ".node" not in n and n not in self.ended]
-        return self._pulled(own, set(names) if own else set())
+        self.names()
+        return self._pulled(self._own, self._there)
+
+    def read_again(self, rank: RankTail) -> None:
+        """For a process that is found gone: what it recorded in its last moment."""
+        self._pulled([rank.name], self._there)
+
+    def end(self, name: str) -> None:
+        """The process of this recording has ended: nothing of it is held any more."""
+        self.ended.add(name)
+        self._own = [own for own in self._own if own != name]
+        self._ranks.pop(name, None)
+
+    def list_again(self) -> None:
+        """Look for new files at the next call, however long that takes."""
+        self._names.forget()
 
     def read(self) -> RunRecording:
         """All published rows of all files, as far as they are held."""
-        names = self.names()
-        there = set(names)
+        names, there = self.names(), self._there
         ranks = self._pulled(_rank_names(names), there)
         nodes = sorted({int(m.group(1)) for n in names if (m := NODE.search(n)) is not None})
         most_gauges = MOST_GAUGE_ROWS // (2 * len(nodes) + 2)

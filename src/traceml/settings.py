@@ -40,6 +40,13 @@ def _port(text: str) -> int:
     return _count(text, 65_535)
 
 
+def _ranks(text: str) -> str:
+    """A number, or a word that torchrun knows (auto, gpu, cpu, xpu)."""
+    if not (text.isascii() and (text.isalpha() or (text.isdigit() and len(text) < 7)) and len(text) < 17):
+        raise ValueError("use a number, or auto, gpu or cpu")
+    return text
+
+
 def _word(text: str) -> str:
     if not text or text != text.strip():
         raise ValueError("use a value without spaces around it")
@@ -83,7 +90,7 @@ class Settings:
     mode: str = _setting(_mode, "summary", "MODE", "what to show; summary: the diagnosis at the end")
     interval: float = _setting(_seconds, 1.0, "SECONDS", "time between samples of CPU, memory and GPU")
     stall_after: float = _setting(_seconds, 30.0, "SECONDS", "report a stall after this long without a step")
-    nproc_per_node: str | None = _setting(_word, None, "N", "start N ranks on this machine with torchrun")
+    nproc_per_node: str | None = _setting(_ranks, None, "N", "start N ranks on this machine with torchrun")
     nnodes: int = _setting(_count, 1, "N", "number of machines; give all of them the same --run-name")
     node_rank: int | None = _setting(_count, None, "K", "number of this machine, from 0 to nnodes - 1")
     master_addr: str | None = _setting(_word, None, "HOST", "address of machine 0")

@@ -418,12 +418,12 @@ def test_keys_of_many_nodes_are_derived_as_time_allows(node0: Path, intrude: Cal
     ],
 )
 def test_the_relay_listens_where_other_nodes_look(named: str | None, expected: list[str]) -> None:
-    """On the address of node 0's name. Everywhere if there is no name, or it is not an address of this machine."""
+    """On the address of node 0's name; everywhere without a name, or if it is of another machine."""
     assert address.listen_on(named) == expected
 
 
 def test_the_relay_listens_on_the_given_address_only(tmp_path: Path) -> None:
-    """A neighbour on another network of this machine finds no port; the published address is the right one."""
+    """A neighbour on another network of this machine finds no port; the published address is right."""
     run = make_run(tmp_path / "run")
     server = RelayServer(ThisNode(0, 2, run.name, "127.0.0.1", 0, None), run, ENVIRONMENT, Limits())
     try:

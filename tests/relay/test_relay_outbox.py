@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from relay_nodes import Rank, steps
@@ -111,7 +112,12 @@ def test_files_of_ended_processes_are_not_looked_at_for_ever(
     assert all(steps(node0, f"rank-0.node1.{pid}.steps") == [0, 1, 2] for pid in range(1000, 1600))
     opened: list[str] = []
     real = os.open
-    monkeypatch.setattr(os, "open", lambda path, *more: opened.append(str(path)) or real(path, *more))
+
+    def noted(path: Any, *more: Any) -> int:
+        opened.append(str(path))
+        return real(path, *more)
+
+    monkeypatch.setattr(os, "open", noted)
     alive = Rank(node1, 1, 7)
     opened.clear()
     for _ in range(10):

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - a table
 """The table of bad inputs: what is wrong, the command that meets it, and what the command must say.
 
 Each case starts in a folder with two runs: `logs/good` has a summary, `logs/rec` only a recording, as a
@@ -153,6 +154,44 @@ def header(**facts: object) -> Spoil:
         process = {"clock_ns": 0, "wall_ns": 0}
         head = layout.header_bytes(c.STEP_COLUMNS, {"identity": identity, "process": process, **facts})
         path.write_bytes(head + path.read_bytes()[layout.HEADER_SIZE :])
+
+    return make
+
+
+def liar(fill: bytes = b"", year: int = 1970, **claims: object) -> Spoil:
+    """A recording of node 1, with the rows of node 0 or others, and claims of its own."""
+
+    def make(folder: Path) -> None:
+        source = folder / STEPS
+        who = {
+            "rank": 0,
+            "world_size": 1,
+            "pid": 7,
+            "node_rank": 1,
+            "local_rank": 0,
+            "host": "liar",
+            **claims,
+        }
+        at = (year - 1970) * 365 * 86_400 * 10**9
+        head = layout.header_bytes(
+            c.STEP_COLUMNS, {"identity": who, "process": {"clock_ns": at, "wall_ns": at}}
+        )
+        rows = source.read_bytes()[layout.HEADER_SIZE :]
+        size = layout.padded_row_size(layout.row_struct(c.STEP_COLUMNS).size)
+        if fill:
+            numbers = (layout.SEQUENCE.pack(i + 1) for i in range(100))
+            rows = b"".join(fill * (size - layout.SEQUENCE.size) + number for number in numbers)
+        (folder / REC / f"rank-{who['rank']}.node1.7.steps").write_bytes(head + rows)
+
+    return make
+
+
+def empty_files(names: Callable[[int], str], count: int) -> Spoil:
+    """So many more files in the recording of `rec`."""
+
+    def make(folder: Path) -> None:
+        for number in range(count):
+            os.close(os.open(folder / REC / names(number), os.O_CREAT))
 
     return make
 
@@ -347,11 +386,8 @@ def _numbers() -> list[Case]:
         flag, variable = "--" + key.replace("_", "-"), "TRACEML_" + key.upper()
         some = wrong if key in ("nnodes", "interval") else {k: wrong[k] for k in ("superscript", "endless")}
         for what, value in some.items():
-            # nproc-per-node has words too (auto, gpu), which torchrun knows.
-            code, last = (1, ("t.py",)) if key == "nproc_per_node" else (2, ("true",))
-            if code == 2:
-                found.append(Case(f"{flag}: {what}", ("run", flag, value, *last), code=2, says=flag))
-                found.append(Case(f"{variable}: {what}", TRUE, code=2, says=variable, env={variable: value}))
+            found.append(Case(f"{flag}: {what}", ("run", flag, value, "true"), says=flag))
+            found.append(Case(f"{variable}: {what}", TRUE, says=variable, env={variable: value}))
     slurm = {"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7"}
     for key in (*slurm, "SLURM_RESTART_COUNT"):
         for what in ("superscript", "Arabic", "endless", "signed", "escapes", "empty"):
@@ -390,7 +426,7 @@ ARGUMENTS = (
                           ("not UTF-8", b"\xff\xfe"), ("empty", ""), ("an unknown flag", "--" + ESCAPES))
       for words in (("view", "?"), ("runs", "?"), ("compare", "?", "good"), ("run", "?"), ("run", "-m?")
                     )
-      if (what, words[0]) not in (("empty", "runs"),)),
+      if (what, words[0]) != ("empty", "runs")),
     Case("view --logs-dir: not UTF-8", ("view", "x", "--logs-dir", b"\xff")),
     Case("view --logs-dir: long", ("view", "x", "--logs-dir", LONG)),
     Case("view --merge: no node", ("view", "rec", "--merge", "x")),
@@ -442,7 +478,17 @@ ARGUMENTS = (
          lambda f: shutil.copytree(f / "logs/rec", os.fsdecode(os.fsencode(f) + b"/logs/\xff")), 0, "step_ms"),
 )  # fmt: skip
 
+WRONG_VALUES: tuple[object, ...] = (5, "x", ["x"], {"clock_ns": "x", "in_c": [], "packages": 3})
 RECORDINGS = (
+    Case("another node: a world of two billion", ("view", "rec"), liar(rank=1, world_size=2_000_000_000), 0,
+         "Set aside: r1 of node 1"),
+    Case("another node: a world of 999,999", ("view", "rec"), liar(rank=1, world_size=999_999), 0,
+         "Set aside: r1 of node 1"),
+    Case("another node: still the steps of node 0", ("view", "rec"), liar(rank=1, world_size=999_999), 0, "30 steps"),
+    Case("another node: a rank that is not there", ("view", "rec"), liar(rank=77), 0, "Set aside: r77 of node 1"),
+    Case("another node: claims rank 0", ("view", "rec"), liar(rank=0), 0, "30 steps"),
+    Case("another node: starts in the year 2500", ("view", "rec"), liar(year=2500, rank=0), 0, "30 steps"),
+    Case("another node: rows of -1", ("view", "rec"), liar(b"\xff", rank=0), 0, "30 steps"),
     Case("steps: a world of two billion", ("view", "rec"), identity(world_size=2_000_000_000), 0, "30 steps"),
     Case("steps: a world of two billion is noted", ("view", "rec"), identity(world_size=2_000_000_000), 0,
          "2,000,000,000"),
@@ -454,8 +500,7 @@ RECORDINGS = (
     Case("steps: a host with escapes", ("view", "rec"), identity(host=ESCAPES), 0, "30 steps"),
     Case("steps: half characters in the host", ("view", "rec"), identity(host="\udcff"), 0, "30 steps"),
     *(Case(f"steps: {key} is {value!r}", ("view", "rec"), header(**{key: value}), 0)
-      for key in ("process", "device", "overhead", "missing", "identity")
-      for value in (5, "x", ["x"], {"clock_ns": "x", "wall_ns": None, "in_c": [], "packages": 3})),
+      for key in ("process", "device", "overhead", "missing", "identity") for value in WRONG_VALUES),
     Case("steps: escapes in versions", ("view", "rec"), header(
         process={"clock_ns": 0, "wall_ns": 0, "python": ESCAPES, "torch": ESCAPES},
         missing=[ESCAPES], device={"name": ESCAPES}), 0, "30 steps"),
@@ -478,11 +523,10 @@ RECORDINGS = (
                '"time_ns": 9223372036854775807}\n'), 0, "30 steps"),
     Case("marks with escapes", ("view", "rec"), text(f"{REC}/seen-\x1b[31m", ""), 0, "30 steps"),
     Case("100,000 files", ("view", "rec"),
-         lambda f: [os.close(os.open(f"{f}/{REC}/rank-{i}.7.steps", os.O_CREAT)) for i in range(100_000)],
+         empty_files(lambda i: f"rank-{i}.7.steps", 100_000),
          0, "30 steps"),
     Case("names of nodes beyond counting", ("view", "rec"),
-         lambda f: [os.close(os.open(f"{f}/{REC}/system.node{i}{'9' * 200}.gauges", os.O_CREAT))
-                    for i in range(200)], 0, "30 steps"),
+         empty_files(lambda i: f"system.node{i}{'9' * 200}.gauges", 200), 0, "30 steps"),
     Case("steps: 1 TB of holes after the rows", ("view", "rec"),
          lambda f: os.truncate(f / STEPS, TB), 0, "30 steps"),
 )  # fmt: skip

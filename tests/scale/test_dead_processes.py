@@ -17,7 +17,6 @@ from traceml.monitor.exit_times import ExitTimes
 from traceml.monitor.gauges import Gauges
 from traceml.monitor.result import build
 from traceml.monitor.watchdog import Watchdog
-from traceml.recording import names
 from traceml.recording.rollup import Roller
 from traceml.recording.tail import Tail, live_tail
 from traceml.recording.writer import CHUNK_BYTES, RecordingWriter
@@ -133,7 +132,7 @@ def test_a_costly_folder_is_listed_seldom(tmp_path: Path, monkeypatch: pytest.Mo
     """Listing takes at most a fiftieth of the time, however many files there are; on request, at once."""
     (tmp_path / "recording").mkdir()
     clock = [100.0]
-    monkeypatch.setattr(names.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     real = os.listdir
     listed = [0]
 

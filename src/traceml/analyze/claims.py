@@ -1,4 +1,4 @@
-"""Whose recordings are believed. Node 0's own ranks say how large the run is; other nodes may be broken or lie.
+"""Whose recordings are believed: node 0's ranks say how large the run is; other nodes may be broken or lie.
 
 What contradicts them, or cannot be, is set aside with a note, so that no node can cost node 0 its summary.
 """

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from traceml.cli.main import Parser, one_of, show
+from traceml.cli.view import current
 from traceml.compare.compare import compare
 from traceml.errors import CommandError, printable, say
 from traceml.present import compare_markdown, compare_text
@@ -109,7 +110,7 @@ def main(words: list[str]) -> int:
     """Read both sides, compare them, write the two files, print, and choose the exit code."""
     given = parser().parse_args(words)
     logs = Path(given.logs_dir)
-    a, b = ([summary_file.read(summary_file.locate(name, logs)) for name in side] for side in sides(given))
+    a, b = ([current(summary_file.locate(name, logs)) for name in side] for side in sides(given))
     found = compare([r.summary for r in a], [r.summary for r in b], _refs(a), _refs(b))
     notes = [note for reading in (*a, *b) for note in reading.notes]
     found = replace(found, warnings=[*found.warnings, *notes])

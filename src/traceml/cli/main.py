@@ -22,7 +22,7 @@ class Parser(argparse.ArgumentParser):
         style = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, usage, description, epilog, formatter_class=style)
 
-    def _print_message(self, message: str, file: object = None) -> None:
+    def _print_message(self, message: str, file: object = None) -> None:  # noqa: ARG002 - argparse calls it
         show(message)
 
     def error(self, message: str) -> NoReturn:
@@ -46,7 +46,7 @@ def show(text: str, is_json: bool = False) -> None:
 
 
 def _json_escapes(problem: UnicodeError) -> tuple[str, int]:
-    """What the encoding does not have becomes \\uXXXX, so that JSON stays JSON."""
+    """For characters that the encoding does not have: escapes, so that JSON stays JSON."""
     assert isinstance(problem, UnicodeEncodeError)
     wide = problem.object[problem.start : problem.end].encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{wide[at : at + 4]}" for at in range(0, len(wide), 4)), problem.end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ from traceml.present.text import render
 from traceml.runs import summary_file
 from traceml.runs.folder import RECORDING
 from traceml.runs.manifest import SUMMARY_JSON, read_manifest, recovered_manifest, write_manifest
+from traceml.runs.summary_file import Reading
 from traceml.schema.summary import Summary
 
 DESCRIPTION: Final = """\
@@ -56,13 +58,19 @@ def load(name: str, logs: Path) -> Summary:
     path = summary_file.find(name, logs)
     if os.path.isdir(path) and not summary_file.exists(path / SUMMARY_JSON) and _has_recording(path):
         return rebuild(path)
-    path = summary_file.locate(name, logs)
-    reading = summary_file.read(path)
+    reading = current(summary_file.locate(name, logs))
     for note in reading.notes:
         say(note)
-    # Made too early: by a look at a run that went on, or by a monitor that ended first.
-    is_of_run = path.name == SUMMARY_JSON and has_more(path.parent, reading.summary)
-    return rebuild(path.parent) if is_of_run else reading.summary
+    return reading.summary
+
+
+def current(path: Path) -> Reading:
+    """The summary in this file, rebuilt if it was made too early: by a look at a run that went on, or by a
+    monitor that ended first."""
+    reading = summary_file.read(path)
+    if path.name == SUMMARY_JSON and has_more(path.parent, reading.summary):
+        return replace(reading, summary=rebuild(path.parent))
+    return reading
 
 
 def _has_recording(folder: Path) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from traceml.errors import CommandError, say
 from traceml.monitor import launch
 from traceml.monitor.this_node import find_this_node
-from traceml.settings import resolve_launch
+from traceml.settings import LAUNCH_KEYS, resolve_launch
 from traceml.settings_file import read_file_settings
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
@@ -35,9 +35,12 @@ def run(target: str, arguments: list[str], is_module: bool, flags: Mapping[str, 
     named = replace(settings, run_name="disabled")
     try:
         node = find_this_node(named, environment, "disabled")
-    except ValueError:
-        node = find_this_node(named, {}, "disabled")  # Slurm's variables make no sense
-    return become(launch.with_ranks(plain, settings, node, is_python), environment)
+        command = launch.with_ranks(plain, settings, node, is_python)
+    except CommandError:
+        if LAUNCH_KEYS & flags.keys():
+            raise  # typed just now
+        command = plain  # a variable or a file asks for what is not possible
+    return become(command, environment)
 
 
 def become(command: list[str], environment: Mapping[str, str]) -> int:

@@ -39,13 +39,13 @@ class EventsTail:
         try:
             size = os.stat(self._path).st_size
             if size != self._size:
-                self._pull(size)
+                self._pull()
                 self._size = size
         except OSError:
             return []
         return self._events + self._last_line
 
-    def _pull(self, size: int) -> None:
+    def _pull(self) -> None:
         fd = open_regular(self._path)
         try:
             while True:

@@ -40,10 +40,8 @@ def create(logs_dir: str, run_name: str | None, target: str, overwrite: bool) ->
         return _claim(logs, name, explicit=run_name is not None, overwrite=overwrite)
     except OSError as problem:
         # Training comes first: an unwritable folder costs the place of the logs, not the run.
-        fallback = _temporary_folder()
-        say(
-            f"cannot write to {str(logs)[:300]} ({problem.strerror}); recording in {fallback} (see --logs-dir)"
-        )
+        fallback, wanted = _temporary_folder(), str(logs)[:300]
+        say(f"cannot write to {wanted} ({problem.strerror}); recording in {fallback} (see --logs-dir)")
         return _claim(fallback, name, explicit=False, overwrite=False)
 
 

@@ -26,7 +26,7 @@ SIGNED: Final = frozenset({"skew"})
 
 
 def sound(value: Any, fault: Callable[[str, str], None] = lambda _place, _what: None) -> Any:
-    """The value with printable texts, sensible numbers and limited depth; null where a number is not sensible.
+    """The value with printable texts and limited depth, and null for numbers that are not sensible.
 
     `fault` is called with the place of such a number and what is wrong with it.
     """

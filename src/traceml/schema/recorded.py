@@ -81,8 +81,11 @@ class RankRecording:
 MOST_RANKS: Final = 1_000_000
 LARGEST_PID: Final = 2**31 - 1
 LARGEST: Final = {
-    "rank": MOST_RANKS - 1, "local_rank": MOST_RANKS - 1, "node_rank": MOST_RANKS - 1,
-    "world_size": MOST_RANKS, "pid": LARGEST_PID,
+    "rank": MOST_RANKS - 1,
+    "local_rank": MOST_RANKS - 1,
+    "node_rank": MOST_RANKS - 1,
+    "world_size": MOST_RANKS,
+    "pid": LARGEST_PID,
 }
 ONE_PROCESS: Final = {"rank": 0, "local_rank": 0, "node_rank": 0, "world_size": 1, "pid": 0}
 

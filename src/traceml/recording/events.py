@@ -19,6 +19,8 @@ MOST_EVENTS: Final = 1_000
 ALWAYS_KEPT: Final = ("error", "model")
 PIECE_BYTES: Final = 1024 * 1024
 """Read at a time. A longer line is none of ours."""
+MOST_BYTES: Final = 16 * PIECE_BYTES
+"""Read of one file. A rank writes at most a few hundred lines of each kind."""
 LONGEST_TEXT: Final = 2000
 LARGEST: Final = 2**62
 _decoder: Final = msgspec.json.Decoder(RecordedEvent)
@@ -55,7 +57,7 @@ class EventsTail:
                 self._last_line = _sound(
                     parse_events(data[end:])
                 )  # its writer was killed, or is still writing it
-                if len(data) < PIECE_BYTES:
+                if len(data) < PIECE_BYTES or self._offset > MOST_BYTES:
                     self._offset += end
                     return
                 # Without the end of a line it is none of ours; a hole of a terabyte is not read through.

@@ -55,11 +55,11 @@ class _Header(msgspec.Struct):
 def checked(header: dict[str, Any], path: object) -> dict[str, Any]:
     """A rank's header, if everything in it has the type that it must have; its texts are printable."""
     try:
-        msgspec.convert(header, _Header)
-    except msgspec.ValidationError:
+        found = {key: value if key == "columns" else _printable(value) for key, value in header.items()}
+        msgspec.convert(found, _Header)
+    except (msgspec.ValidationError, UnicodeError, RecursionError):
         raise UnreadableRecording(f"{path}: its header does not make sense") from None
-    texts = {key: _printable(value) for key, value in header.items() if key != "columns"}
-    return {**header, **texts}
+    return found
 
 
 def _printable(value: Any) -> Any:

@@ -37,15 +37,16 @@ FACTS = {
     "missing": ["a"],
 }
 MANIFEST = {
-    **{
-        "status": "failed",
-        "name": "x",
-        "begin_ns": 0,
-        "end_ns": 10**12,
-        "started_at": "2026",
-        "exit_code": 1,
-    },
-    **{"command": ["a"], "environment": {"host": "h", "cpu_count": 2}, "cores": 2, "notes": ["x"]},
+    "status": "failed",
+    "name": "x",
+    "begin_ns": 0,
+    "end_ns": 10**12,
+    "started_at": "2026",
+    "exit_code": 1,
+    "command": ["a"],
+    "environment": {"host": "h", "cpu_count": 2},
+    "cores": 2,
+    "notes": ["x"],
 }
 
 

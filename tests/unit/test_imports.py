@@ -52,7 +52,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 # Who may import whom, as in docs/architecture.md. `errors` and `settings` are open to all, like `schema`.
-NOUNS = ("traceml.schema", "traceml.errors", "traceml.files")
+NOUNS = ("traceml.schema", "traceml.errors")
 ALLOWED: dict[str, tuple[str, ...]] = {
     "schema": ("traceml.schema",),
     "errors": (),
@@ -72,14 +72,15 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "traceml.inject.watch",
         "torch",
     ),
-    "recording": (*NOUNS, "traceml.recording", "numpy", "msgspec"),
-    "runs": (*NOUNS, "traceml.runs", "traceml.recording", "msgspec", "psutil"),
+    "recording": (*NOUNS, "traceml.files", "traceml.recording", "numpy", "msgspec"),
+    "runs": (*NOUNS, "traceml.files", "traceml.runs", "traceml.recording", "msgspec", "psutil"),
     "analyze": (*NOUNS, "traceml.analyze", "numpy"),
     "compare": (*NOUNS, "traceml.compare", "numpy"),
     "present": (*NOUNS, "traceml.present"),
     # The pipeline's root: rows become a Summary here and go to the views.
     "monitor": (
         *NOUNS,
+        "traceml.files",
         "traceml.settings",
         "traceml.settings_file",
         "traceml.monitor",

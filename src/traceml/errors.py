@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 R = TypeVar("R")
 _said: set[str] = set()
 _listeners: list[Callable[[str], None]] = []
+LONGEST_LINE: Final = 1000
 _OUR_LIBRARIES: Final = frozenset(
     {"builtins", "torch", "traceml", "numpy", "psutil", "zmq", "msgspec", "pynvml"}
 )
@@ -29,10 +30,19 @@ class CommandError(TraceMLError):
         self.exit_code = exit_code
 
 
+def printable(text: str) -> str:
+    """The text without characters that could control a terminal: escapes, new lines, reversed writing."""
+    if text.isprintable():
+        return text
+    return "".join(ch if ch.isprintable() else " " if ch.isspace() else "?" for ch in text)
+
+
 def say(message: str) -> None:
     """Write one line to standard error. Standard output belongs to the training."""
+    line = printable(message)
+    line = line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}..."
     try:
-        sys.stderr.write(f"traceml: {message}\n")
+        sys.stderr.write(f"traceml: {line}\n")
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
         pass  # there is no standard error
@@ -62,7 +72,8 @@ def failsafe(
             except Exception as problem:
                 if not _is_ours(problem):
                     raise
-                _report(f"{what} failed ({type(problem).__name__}: {problem}); training goes on")
+                kind = "" if isinstance(problem, TraceMLError) else f"{type(problem).__name__}: "
+                _report(f"{what} failed ({kind}{problem}); training goes on")
                 if on_failure is not None:
                     on_failure()
                 answer: R = fallback

@@ -10,6 +10,8 @@ from typing import Any, Final
 from traceml.errors import CommandError
 
 MODES: Final = ("summary",)
+LONGEST_SHOWN: Final = 60
+"""Of a bad value, in a message."""
 
 
 def _boolean(text: str) -> bool:
@@ -21,17 +23,28 @@ def _boolean(text: str) -> bool:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    value = float(text) if text.isascii() and "_" not in text else 0.0
     if not 0.05 <= value <= 3600:
         raise ValueError("use seconds from 0.05 to 3600")
     return value
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < 1_000_000:
-        raise ValueError("use a whole number")
-    return value
+def _count(text: str, most: int = 999_999) -> int:
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 10 and int(digits) <= most):
+        raise ValueError(f"use a whole number from 0 to {most}")
+    return int(digits)
+
+
+def _port(text: str) -> int:
+    return _count(text, 65_535)
+
+
+def _ranks(text: str) -> str:
+    """A number, or a word that torchrun knows (auto, gpu, cpu, xpu)."""
+    if not (text.isascii() and (text.isalpha() or (text.isdigit() and len(text) < 7)) and len(text) < 17):
+        raise ValueError("use a number, or auto, gpu or cpu")
+    return text
 
 
 def _word(text: str) -> str:
@@ -77,12 +90,12 @@ class Settings:
     mode: str = _setting(_mode, "summary", "MODE", "what to show; summary: the diagnosis at the end")
     interval: float = _setting(_seconds, 1.0, "SECONDS", "time between samples of CPU, memory and GPU")
     stall_after: float = _setting(_seconds, 30.0, "SECONDS", "report a stall after this long without a step")
-    nproc_per_node: str | None = _setting(_word, None, "N", "start N ranks on this machine with torchrun")
+    nproc_per_node: str | None = _setting(_ranks, None, "N", "start N ranks on this machine with torchrun")
     nnodes: int = _setting(_count, 1, "N", "number of machines; give all of them the same --run-name")
     node_rank: int | None = _setting(_count, None, "K", "number of this machine, from 0 to nnodes - 1")
     master_addr: str | None = _setting(_word, None, "HOST", "address of machine 0")
-    master_port: int | None = _setting(_count, None, "PORT", "port of torchrun on machine 0 (default: 29500)")
-    relay_port: int | None = _setting(_count, None, "PORT", "port of TraceML on machine 0 (default: any)")
+    master_port: int | None = _setting(_port, None, "PORT", "port of torchrun on machine 0 (default: 29500)")
+    relay_port: int | None = _setting(_port, None, "PORT", "port of TraceML on machine 0 (default: any)")
     overwrite: bool = _setting(_boolean, False, "", "replace an earlier run of the same name")
     quiet: bool = _setting(_boolean, False, "", "write the summary files but print nothing")
 
@@ -127,7 +140,9 @@ def resolve(
     environment = os.environ if environment is None else environment
     known = [setting.key for setting in SETTINGS]
     if unknown := sorted(set(file_values) - set(known)):
-        raise CommandError(f"{file_name}: unknown setting {unknown[0]!r}; use one of: {', '.join(known)}")
+        raise CommandError(
+            f"{file_name}: unknown setting {unknown[0][:LONGEST_SHOWN]!r}; use one of: {', '.join(known)}"
+        )
     values: dict[str, Any] = {}
     for setting in SETTINGS:
         sources = {
@@ -173,11 +188,18 @@ def is_disabled(environment: Mapping[str, str]) -> bool:
     try:
         return _boolean(value)
     except ValueError as problem:
-        raise CommandError(f"{DISABLED_VARIABLE}: invalid value {value!r}; {problem}") from None
+        raise CommandError(
+            f"{DISABLED_VARIABLE}: invalid value {value[:LONGEST_SHOWN]!r}; {problem}"
+        ) from None
 
 
 def _parse(setting: Setting, source: str, value: Any) -> Any:
-    text = ("1" if value else "0") if isinstance(value, bool) else str(value)
+    if not isinstance(value, (str, int, float)):  # a file's list or table, which may be very large as text
+        raise CommandError(f"{source}: use one value, not a list or table")
+    try:
+        text = ("1" if value else "0") if isinstance(value, bool) else str(value)
+    except ValueError:
+        text = "a very large number"
     try:
         return setting.parse(text)
     except ValueError as problem:
@@ -185,4 +207,4 @@ def _parse(setting: Setting, source: str, value: Any) -> Any:
         if "could not convert" in reason or "invalid literal" in reason:
             reason = "use a number"
         what = "unknown" if setting.parse is _mode else "invalid"
-        raise CommandError(f"{source}: {what} value {text!r}; {reason}") from None
+        raise CommandError(f"{source}: {what} value {text[:LONGEST_SHOWN]!r}; {reason}") from None

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from traceml.errors import CommandError
+from traceml.files import read_whole
+
+MOST_BYTES: Final = 1_000_000
 
 
 def read_file_settings(folder: Path) -> tuple[dict[str, Any], str]:
     """The values, and the name of their file."""
+    # `os.path` and not `Path`: its questions never raise, in whatever folder we are.
     path = folder / "traceml.yaml"
-    if path.exists():
+    if os.path.lexists(path):
         return _table(_yaml(path), path), path.name
     path = folder / "pyproject.toml"
-    if path.exists():
+    if os.path.lexists(path):
         tool = _toml(path).get("tool", {})
         return _table(tool.get("traceml") if isinstance(tool, dict) else None, path), path.name
     return {}, ""
@@ -33,8 +38,8 @@ def _yaml(path: Path) -> Any:
     import yaml
 
     try:
-        return yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as problem:
+        return yaml.safe_load(read_whole(path, MOST_BYTES))
+    except (yaml.YAMLError, OSError, ValueError, RecursionError) as problem:
         raise CommandError(f"{path}: cannot be read as YAML ({_first_line(problem)})") from None
 
 
@@ -44,17 +49,20 @@ def _toml(path: Path) -> dict[str, Any]:
     else:
         import tomli as tomllib
     try:
-        data = path.read_bytes()
+        data = read_whole(path, MOST_BYTES)
     except OSError:
         return {}  # not ours, so not an error
     try:
         found: dict[str, Any] = tomllib.loads(data.decode())
         return found
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         if b"[tool.traceml]" not in data:
             return {}  # broken, but without settings of ours
         raise CommandError(f"{path}: cannot be read as TOML ({_first_line(problem)})") from None
 
 
 def _first_line(problem: Exception) -> str:
-    return str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+    if isinstance(problem, RecursionError):
+        return "nested too deeply"
+    text = getattr(problem, "strerror", None) or str(problem)
+    return text.splitlines()[0][:200] if text else type(problem).__name__

@@ -185,7 +185,7 @@ def test_bad_input_gives_one_line_and_exit_2(
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     """A named pipe is refused at once: opening it would wait forever for a writer."""
     os.mkfifo(tmp_path / "pipe.json")
-    with pytest.raises(CommandError, match="not a file"):
+    with pytest.raises(CommandError, match="not a regular file"):
         summary_file.read(tmp_path / "pipe.json")
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,8 @@ import pytest
 import zmq
 from relay_nodes import ENVIRONMENT, Rank, make_run, pump_both, steps, until
 
+from traceml.errors import TraceMLError
+from traceml.monitor.relay import address
 from traceml.monitor.relay.client import RelayClient
 from traceml.monitor.relay.keys import KeyPair, RunKey
 from traceml.monitor.relay.names import landing
@@ -27,7 +32,8 @@ from traceml.monitor.relay.protocol import (
     decode,
     encode,
 )
-from traceml.monitor.relay.server import RelayServer
+from traceml.monitor.relay.server import MOST_STRANGERS, RelayServer
+from traceml.monitor.this_node import ThisNode
 from traceml.recording import layout
 from traceml.recording.reader import RecordingReader
 
@@ -336,3 +342,96 @@ def test_late_question_undoes_nothing(
     answer = held_up.question(Piece(name, 0, live=b"old"))
     assert (answer.states, answer.newest) == ([], 102)
     assert path.read_bytes()[4096:8192] == b"new".ljust(4096, b"\0")
+
+
+STRANGERS = """
+import resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),) * 2)
+held = []
+for _ in range(1500):
+    held.append(socket.socket())
+    held[-1].setblocking(False)
+    held[-1].connect_ex(("127.0.0.1", int(sys.argv[1])))
+print("connected", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_1500_idle_strangers_take_few_descriptors(
+    serve: Serve, relay: Callable[..., RelayClient], node0: Path, node1: Path
+) -> None:
+    """Sampling needs descriptors too. The oldest strangers are dropped, and a node gets through meanwhile."""
+    server, client = serve(), relay()
+    rank = Rank(node1, 1)
+    rank.append(100)
+    before = len(os.listdir("/proc/self/fd"))
+    crowd = subprocess.Popen(
+        [sys.executable, "-c", STRANGERS, str(server.port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert crowd.stdout is not None
+    most = 0
+    while not select.select([crowd.stdout], [], [], 0)[0]:
+        server.pump(0.002)
+        most = max(most, len(os.listdir("/proc/self/fd")) - before)
+    until(lambda: len(steps(node0, "rank-1.node1.42.steps")) == 100, pump_both(server, client))
+    most = max(most, len(os.listdir("/proc/self/fd")) - before)
+    crowd.communicate()
+    assert MOST_STRANGERS // 2 < most < 4 * MOST_STRANGERS
+    until(lambda: len(os.listdir("/proc/self/fd")) < before + 10, pump_both(server, client))
+
+
+def test_a_node_is_no_stranger(serve: Serve, intrude: Callable[..., Intruder]) -> None:
+    """A node that was heard stays connected, however many strangers come after it."""
+    server = serve()
+    peer = intrude(server, RUN_KEY.client(1))
+    peer.question()
+    crowd = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3 * MOST_STRANGERS)]
+    until(lambda: len(server._strangers) == MOST_STRANGERS, lambda: server.pump(0.01))
+    assert peer.question().states == []
+    assert not peer.monitor.poll(0)
+    for connection in crowd:
+        connection.close()
+
+
+def test_keys_of_many_nodes_are_derived_as_time_allows(node0: Path, intrude: Callable[..., Intruder]) -> None:
+    """With 3,000 nodes node 0 starts at once, and the last of them is known soon; a million are refused."""
+    server = RelayServer(ThisNode(0, 3000, node0.name, None, 0, None), node0, ENVIRONMENT, Limits())
+    try:
+        assert len(server._node_of) < 1000
+        peer = intrude(server, RUN_KEY.client(2999))
+        assert peer.question().states == []
+        assert list(server.nodes) == [2999]
+    finally:
+        server.close(0)
+    with pytest.raises(TraceMLError, match="more than it serves"):
+        RelayServer(ThisNode(0, 999_999, node0.name, None, 0, None), node0, ENVIRONMENT, Limits())
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        (None, ["*"]),
+        ("127.0.0.1", ["127.0.0.1"]),
+        ("203.0.113.77", ["*"]),
+        ("no such host\x1b[31m", ["*"]),
+        ("x" * 300, ["*"]),
+    ],
+)
+def test_the_relay_listens_where_other_nodes_look(named: str | None, expected: list[str]) -> None:
+    """On the address of node 0's name; everywhere without a name, or if it is of another machine."""
+    assert address.listen_on(named) == expected
+
+
+def test_the_relay_listens_on_the_given_address_only(tmp_path: Path) -> None:
+    """A neighbour on another network of this machine finds no port; the published address is right."""
+    run = make_run(tmp_path / "run")
+    server = RelayServer(ThisNode(0, 2, run.name, "127.0.0.1", 0, None), run, ENVIRONMENT, Limits())
+    try:
+        published = address.read_published(run)
+        assert published is not None
+        assert published.hosts == ["127.0.0.1"]
+        socket.create_connection(("127.0.0.1", server.port)).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", server.port))
+    finally:
+        server.close(0)

@@ -75,7 +75,7 @@ def test_key_that_others_may_read(tmp_path: Path) -> None:
 def test_published_address(tmp_path: Path) -> None:
     """What node 0 publishes is found, tried in order, and withdrawn; invalid content is ignored."""
     public = RunKey(SECRET.encode()).server().public
-    publish(tmp_path, "head.example", 4000, public)
+    publish(tmp_path, "head.example", ["*"], 4000, public)
     found = read_published(tmp_path)
     assert found is not None
     assert found.endpoints()[0] == "tcp://head.example:4000"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from relay_nodes import Rank, live, steps
@@ -92,3 +94,34 @@ def test_late_question_after_the_clock_was_set_back(
     while not outbox.is_empty():
         ask(outbox, store)
     assert live(landed)[1] == "new"
+
+
+def test_files_of_ended_processes_are_not_looked_at_for_ever(
+    node0: Path, node1: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a sweep of 600 short processes a question opens no file of theirs, and node 0 has every row."""
+    for pid in range(1000, 1600):
+        rank = Rank(node1, 0, pid)
+        rank.append(3)
+        rank.event("{}")
+        rank.writer.close()
+    store, outbox = NodeStore(node0 / "recording", 1, Limits(files=2000)), Outbox(node1)
+    for _ in range(100):
+        outbox.take(store.answer(outbox.question()))
+    assert all(steps(node0, f"rank-0.node1.{pid}.steps") == [0, 1, 2] for pid in range(1000, 1600))
+    opened: list[str] = []
+    real = os.open
+
+    def noted(path: Any, *more: Any) -> int:
+        opened.append(str(path))
+        return real(path, *more)
+
+    monkeypatch.setattr(os, "open", noted)
+    alive = Rank(node1, 1, 7)
+    opened.clear()
+    for _ in range(10):
+        alive.append(1)
+        outbox.take(store.answer(outbox.question()))
+    assert steps(node0, "rank-1.node1.7.steps") == list(range(10))
+    assert not [path for path in opened if "rank-0." in path]
+    assert outbox.acknowledged("rank-0.1000.steps") == 3

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.running.bad_inputs import LAUGHS
 from tests.running.processes import environment, traced
 from tests.running.scripts import write
 
@@ -63,6 +64,12 @@ def _unreadable_link(folder: Path) -> dict[str, str]:
     return {}
 
 
+def _terabyte(folder: Path) -> dict[str, str]:
+    with (folder / "traceml.yaml").open("wb") as file:
+        file.truncate(1 << 40)
+    return {}
+
+
 NAMES = ("RUN_NAME", "LOGS_DIR", "MODE", "INTERVAL", "NNODES", "QUIET")
 BAD = {f"TRACEML_{name}": "\x1b[31m no such thing" for name in NAMES}
 SLURM = {"SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7"}
@@ -81,6 +88,14 @@ TROUBLES: dict[str, Callable[[Path], dict[str, str]]] = {
     "Slurm": lambda _: SLURM,
     "broken Slurm": lambda _: {**SLURM, "SLURM_NTASKS": "²"},
     "C locale": lambda _: {"LANG": "C", "LC_ALL": "", "LC_CTYPE": ""},
+    "endless Slurm": lambda _: {**SLURM, "SLURM_NTASKS": "9" * 5000, "SLURM_JOB_ID": "9" * 5000},
+    "machines without a number": lambda _: {"TRACEML_NNODES": "2"},
+    "machines without an address": lambda _: {"TRACEML_NNODES": "2", "TRACEML_NODE_RANK": "1"},
+    "ranks that are none": lambda _: {"TRACEML_NPROC_PER_NODE": "\x1b[31m²"},
+    "yaml with ranks that are none": _yaml(b"nproc_per_node: 2001-99-99\n"),
+    "a billion laughs": _yaml(LAUGHS.encode() + b"nproc_per_node: *a11\n"),
+    "yaml of a terabyte": _terabyte,
+    "variables that are not UTF-8": lambda _: dict.fromkeys(BAD, "\udcff"),
     "no temporary folder": lambda _: {"TMPDIR": "/proc/nowhere"},
 }
 

@@ -39,16 +39,24 @@ def find_attempts(recordings: Sequence[RankRecording]) -> Attempts:
     for recording in sorted(recordings, key=lambda r: spans[id(r)][0]):
         began, there = spans[id(recording)][0], attempts[-1].get(recording.rank)
         if there is not None and spans[id(there)][1] > began:
-            recording, other = sorted((there, recording), key=steps_of, reverse=True)
+            recording, other = sorted((there, recording), key=_trust, reverse=True)
             doubles.append(other)
         elif there is not None:
             attempts.append({n: r for n, r in attempts[-1].items() if spans[id(r)][1] > began})
         attempts[-1][recording.rank] = recording
+    # Attempts without node 0's own ranks come from a node with a wrong clock, or one that lies.
+    own = [any(r.node == 0 for r in attempt.values()) for attempt in attempts]
+    attempts = [a for a, has_own in zip(attempts, own, strict=True) if has_own or not any(own)]
     most = [max(steps_of(r) for r in attempt.values()) for attempt in attempts]
     enough = [i for i, steps in enumerate(most) if steps >= ENOUGH_STEPS]
     some = [i for i, steps in enumerate(most) if steps]
     at = (enough or some or [len(attempts) - 1])[-1]
     return Attempts(dict(sorted(attempts[at].items())), attempts[:at], tuple(doubles))
+
+
+def _trust(recording: RankRecording) -> tuple[bool, int]:
+    """Of two processes with the same rank: node 0's own counts, else the one with more steps."""
+    return recording.node == 0, steps_of(recording)
 
 
 def _spans(recordings: Sequence[RankRecording]) -> dict[int, tuple[int, int]]:

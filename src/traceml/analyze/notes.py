@@ -44,7 +44,7 @@ def notes_of(
         "at the same time; it is left out."
         for r in attempts.doubles[:MOST_LISTED]
     ]
-    return notes + _restarts(earlier)
+    return notes + _restarts(earlier, len(attempts.before) + 1)
 
 
 def _from_capture(ranks: Ranks) -> list[str]:
@@ -163,14 +163,14 @@ def _uneven(ranks: Ranks) -> list[str]:
     ]
 
 
-def _restarts(earlier: Sequence[Attempt]) -> list[str]:
+def _restarts(earlier: Sequence[Attempt], times: int) -> list[str]:
     if not earlier:
         return []
     last = earlier[-1]
     why = f": {last.reason}" if last.reason else ""
     end = "" if why.endswith((".", "!", "?")) else "."
     return [
-        f"The same ranks ran {len(earlier) + 1} times; these numbers cover the last time only. The time "
+        f"The same ranks ran {fmt.count(times)} times; these numbers cover the last time only. The time "
         f"before, they completed {fmt.count(last.steps)} step(s){why}{end}"
     ]
 

@@ -14,6 +14,7 @@ from traceml.schema.recorded import RankRecording, RecordedEvent, RunFacts, RunR
 from traceml.schema.summary import Attempt, Event, Ranks, Run, StepCounts
 
 MOST_EVENTS: Final = 200
+MOST_ATTEMPTS: Final = 100
 WELL: Final = ("completed", "running")
 LONG_BEFORE_NS: Final = 5_000_000_000
 
@@ -22,7 +23,7 @@ def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window:
     """`summary.run`."""
     ranks = attempts.chosen
     noticed = recording.monitor_events
-    earlier = [_attempt(before, noticed) for before in attempts.before]
+    newest = [_attempt(before, noticed) for before in attempts.before[-MOST_ATTEMPTS:]]
     expected = max(((r.identity.world_size or 1) for r in ranks.values()), default=1)
     begin_ns, end_ns = facts.begin_ns, facts.end_ns
     return Run(
@@ -41,7 +42,7 @@ def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window:
             used=list(window.ranks),
             lost=sorted(set(range(expected)).difference(window.ranks)),
             ended_first=endings.ended_first(ranks, noticed) if facts.status not in WELL else None,
-            earlier_attempts=earlier,
+            earlier_attempts=newest,
         ),
         steps=StepCounts(
             total=window.total_steps,
@@ -53,7 +54,7 @@ def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window:
         accounting=_accounting(attempts, facts),
         recorded_steps=sum(totals.steps_of(r) for r in recording.ranks),
         totals=next((totals.run_totals(r) for r in ranks.values() if len(r.rows)), {}),
-        notes=notes_of(recording, facts, attempts, window, earlier),
+        notes=notes_of(recording, facts, attempts, window, newest),
     )
 
 

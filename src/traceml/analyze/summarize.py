@@ -10,6 +10,7 @@ from traceml.analyze import metrics as m
 from traceml.analyze import sections
 from traceml.analyze.align import align_ranks
 from traceml.analyze.attempts import find_attempts
+from traceml.analyze.claims import believed
 from traceml.analyze.diagnose import choose_primary
 from traceml.analyze.run import events_of, run_of
 from traceml.analyze.samples import process_samples, training_times
@@ -26,7 +27,9 @@ def summarize(
     recording: RunRecording, facts: RunFacts, final: bool = True, last: int | None = None
 ) -> Summary:
     """The object that every view is made from; with `last`, of the newest steps only (live views)."""
-    attempts = find_attempts(recording.ranks)
+    kept, notes = believed(recording.ranks)
+    facts = replace(facts, notes=[*notes, *facts.notes])
+    attempts = find_attempts(kept)
     ranks = attempts.chosen
     when = training_times(ranks)
     samples = process_samples(recording, ranks, when)

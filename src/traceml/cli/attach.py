@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 import time
 
 from traceml.cli.main import Parser
+from traceml.errors import CommandError
 from traceml.monitor.loop import Monitor
 from traceml.runs import folder as run_folder
 from traceml.runs.liveness import is_alive
 from traceml.settings import resolve
 
 
+def _process_id(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 10):
+        raise argparse.ArgumentTypeError("use the number of a process")
+    return int(text)
+
+
 def main(words: list[str]) -> int:
     """Print the run folder to standard output, then watch the process until it ends."""
     parser = Parser("traceml attach", "traceml attach --pid PID [options] [COMMAND ...]", str(__doc__))
-    parser.add_argument("--pid", type=int, required=True)
+    parser.add_argument("--pid", type=_process_id, required=True)
     parser.add_argument("--run-name")
     parser.add_argument("--logs-dir")
     parser.add_argument("command", nargs="*")
     given = parser.parse_args(words)
+    if given.pid != os.getppid():
+        raise CommandError("attach: started by traceml.init() only; use `traceml run`")
     flags = {"run_name": given.run_name, "logs_dir": given.logs_dir}
     settings = resolve({k: v for k, v in flags.items() if v}, {})
     script = next((w for w in given.command if w.endswith(".py")), "run")
     folder = run_folder.create(settings.logs_dir, settings.run_name, script, settings.overwrite)
     monitor = Monitor(folder, given.command, settings)
-    sys.stdout.write(f"{folder}\n")
-    sys.stdout.flush()
+    os.write(1, os.fsencode(folder) + b"\n")
     os.close(1)  # the process waits only for this line
 
     def poll(seconds: float) -> int | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +12,14 @@ from typing import Final
 
 import msgspec
 
-from traceml.cli.main import Parser, one_of
+from traceml.cli.main import Parser, one_of, show
+from traceml.cli.view import current
 from traceml.compare.compare import compare
-from traceml.errors import CommandError, say
+from traceml.errors import CommandError, printable, say
 from traceml.present import compare_markdown, compare_text
 from traceml.runs import summary_file
 from traceml.runs.atomic import write_atomic
 from traceml.runs.summary_file import Reading
-from traceml.runs.untrusted import clean
 from traceml.schema import fmt
 from traceml.schema.comparison import INCONCLUSIVE, MIXED, REGRESSION, WORSE, Comparison, RunRef
 
@@ -100,9 +100,9 @@ def _verdicts(text: str) -> list[str]:
 
 
 def _share(text: str) -> float:
-    number = re.fullmatch(r"(\d{1,4}(?:\.\d{1,6})?)\s*%", text.strip())
+    number = re.fullmatch(r"([0-9]{1,4}(?:\.[0-9]{1,6})?)\s*%", text.strip())
     if not number:
-        raise argparse.ArgumentTypeError(f"invalid value {text!r}; use a percentage such as 5%")
+        raise argparse.ArgumentTypeError(f"invalid value {text[:60]!r}; use a percentage such as 5%")
     return float(number[1]) / 100
 
 
@@ -110,15 +110,14 @@ def main(words: list[str]) -> int:
     """Read both sides, compare them, write the two files, print, and choose the exit code."""
     given = parser().parse_args(words)
     logs = Path(given.logs_dir)
-    a, b = ([summary_file.read(summary_file.locate(name, logs)) for name in side] for side in sides(given))
+    a, b = ([current(summary_file.locate(name, logs)) for name in side] for side in sides(given))
     found = compare([r.summary for r in a], [r.summary for r in b], _refs(a), _refs(b))
     notes = [note for reading in (*a, *b) for note in reading.notes]
     found = replace(found, warnings=[*found.warnings, *notes])
     printed = FORMATS[given.format](found)
     base = base_path(given.output, a, b)
     write(found, base)
-    sys.stdout.write(printed)
-    sys.stdout.flush()
+    show(printed, is_json=given.format == "json")
     say(f"wrote {base}.json and .txt")
     return exit_code(found, given.fail_on, given.max_step_time_regression)
 
@@ -138,8 +137,8 @@ def sides(given: argparse.Namespace) -> tuple[list[str], list[str]]:
 def _refs(readings: Sequence[Reading]) -> list[RunRef]:
     return [
         RunRef(
-            name=clean(r.name),
-            path=clean(r.path),
+            name=printable(r.name),
+            path=printable(r.path),
             schema=r.summary.schema,
             status=r.summary.run.status,
             steps=r.summary.step_time.window.num_steps,
@@ -154,7 +153,7 @@ def base_path(output: str | None, a: Sequence[Reading], b: Sequence[Reading]) ->
     named = f"{_side_name(a)}_vs_{_side_name(b)}"
     if output is None:
         return Path(FOLDER) / named
-    if output.endswith("/") or Path(output).is_dir():
+    if output.endswith("/") or os.path.isdir(output):
         return Path(output) / named
     return Path(output.removesuffix(".json").removesuffix(".txt"))
 
@@ -172,7 +171,7 @@ def write(found: Comparison, base: Path) -> None:
             write_atomic(base.with_name(base.name + ending), FORMATS[name](found).encode())
     except (OSError, ValueError) as problem:
         reason = getattr(problem, "strerror", None) or str(problem)
-        raise CommandError(f"{clean(str(base))}: cannot be written ({reason})") from None
+        raise CommandError(f"{summary_file.shown(base)}: cannot be written ({reason})") from None
 
 
 def exit_code(found: Comparison, fail_on: Sequence[str], limit: float | None) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import codecs
+import os
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from traceml import __version__
 from traceml.errors import CommandError, say
@@ -20,9 +22,38 @@ class Parser(argparse.ArgumentParser):
         style = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, usage, description, epilog, formatter_class=style)
 
+    def _print_message(self, message: str, file: object = None) -> None:  # noqa: ARG002 - argparse calls it
+        show(message)
+
     def error(self, message: str) -> NoReturn:
         """Leave out the usage lines that argparse would print."""
         raise CommandError(f"{message.removeprefix('argument ')}; see `{self.prog} --help`")
+
+
+def show(text: str, is_json: bool = False) -> None:
+    """Print to standard output, in whatever encoding it has; no complaint if nobody reads it."""
+    out = sys.stdout
+    if out is None:  # closed by whoever started us
+        return
+    encoding = out.encoding or "utf-8"
+    try:
+        out.write(text.encode(encoding, _JSON_ESCAPES if is_json else "replace").decode(encoding))
+        out.flush()
+    except OSError as problem:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # else Python tries and fails again at exit
+        if not isinstance(problem, BrokenPipeError):
+            raise CommandError(f"standard output cannot be written ({problem.strerror})") from None
+
+
+def _json_escapes(problem: UnicodeError) -> tuple[str, int]:
+    """For characters that the encoding does not have: escapes, so that JSON stays JSON."""
+    assert isinstance(problem, UnicodeEncodeError)
+    wide = problem.object[problem.start : problem.end].encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{wide[at : at + 4]}" for at in range(0, len(wide), 4)), problem.end
+
+
+_JSON_ESCAPES: Final = "traceml-json"
+codecs.register_error(_JSON_ESCAPES, _json_escapes)
 
 
 def one_of(known: Collection[str]) -> Callable[[str], str]:
@@ -30,7 +61,7 @@ def one_of(known: Collection[str]) -> Callable[[str], str]:
 
     def parse(text: str) -> str:
         if text not in known:
-            raise argparse.ArgumentTypeError(f"unknown value {text!r}; use one of: {', '.join(known)}")
+            raise argparse.ArgumentTypeError(f"unknown value {text[:60]!r}; use one of: {', '.join(known)}")
         return text
 
     return parse
@@ -85,18 +116,27 @@ def usage() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given or given[0] in ("-h", "--help", "help"):
-        sys.stdout.write(usage())
-        return 0 if given else 2
-    if given[0] in ("-V", "--version"):
-        sys.stdout.write(f"traceml {__version__}\n")
-        return 0
-    command = next((c for c in COMMANDS if c.name == given[0]), None)
-    if command is None:
-        say(f"unknown command {given[0]!r}; try `traceml run train.py` or `traceml --help`")
-        return 2
     try:
-        return command.load()(given[1:])
+        return _run(given)
     except CommandError as problem:
         say(str(problem))
         return problem.exit_code
+    except MemoryError:
+        say("not enough memory for this")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(given: list[str]) -> int:
+    if not given or given[0] in ("-h", "--help", "help"):
+        show(usage())
+        return 0 if given else 2
+    if given[0] in ("-V", "--version"):
+        show(f"traceml {__version__}\n")
+        return 0
+    command = next((c for c in COMMANDS if c.name == given[0]), None)
+    if command is None:
+        hint = "try `traceml run train.py` or `traceml --help`"
+        raise CommandError(f"unknown command {given[0][:60]!r}; {hint}")
+    return command.load()(given[1:])

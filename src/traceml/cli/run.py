@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from traceml.cli.main import show
 from traceml.errors import CommandError, failsafe, say
 from traceml.monitor import launch, native
 from traceml.monitor.child import Child, end_like
@@ -43,7 +44,7 @@ def main(words: list[str]) -> int:
     """Run the command; the exit code is the command's own."""
     parsed = parse(words)
     if parsed.help:
-        sys.stdout.write(usage())
+        show(usage())
         return 0
     if not parsed.target:
         raise CommandError("give a script, `-m module` or a command: traceml run train.py")
@@ -52,7 +53,7 @@ def main(words: list[str]) -> int:
     launch.keep_standard_files_apart()
     settings = resolve(parsed.flags, *read_file_settings(Path()))
     name = parsed.target.rpartition(".")[2] if parsed.is_module else parsed.target
-    node = find_this_node(settings, os.environ, Path(name).stem)
+    node = find_this_node(settings, os.environ, run_folder.plain_stem(name))
     command = _command(parsed, settings, node)
     try:
         folder = run_folder.create(settings.logs_dir, node.folder_name, name, settings.overwrite)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from traceml.cli.main import Parser, one_of
+from traceml.cli.main import Parser, one_of, show
+from traceml.errors import printable
 from traceml.present.runs_text import render
 from traceml.runs.listing import list_runs
 from traceml.schema.summary import ListedRun
@@ -47,11 +47,11 @@ def main(words: list[str]) -> int:
     given = parser.parse_args(words)
     runs = in_order(list_runs(Path(given.logs)), given.sort, given.reverse)
     if given.json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(runs), indent=2).decode() + "\n")
+        show(msgspec.json.format(msgspec.json.encode(runs), indent=2).decode() + "\n", is_json=True)
     elif runs:
-        sys.stdout.write(render(runs))
+        show(render(runs))
     else:
-        sys.stdout.write(f"No runs in {given.logs}. `traceml run train.py` creates one.\n")
+        show(f"No runs in {printable(given.logs)}. `traceml run train.py` creates one.\n")
     return 0
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from traceml.cli.main import Parser
+from traceml.cli.main import Parser, show
 from traceml.errors import CommandError, say
 from traceml.monitor.result import build, encode, has_more, write
 from traceml.present.text import render
 from traceml.runs import summary_file
 from traceml.runs.folder import RECORDING
 from traceml.runs.manifest import SUMMARY_JSON, read_manifest, recovered_manifest, write_manifest
+from traceml.runs.summary_file import Reading
 from traceml.schema.summary import Summary
 
 DESCRIPTION: Final = """\
@@ -48,39 +49,52 @@ def main(words: list[str]) -> int:
     given = parser.parse_args(words)
     logs = Path(given.logs_dir)
     summary = merge(given.run, logs, given.merge) if given.merge else load(given.run, logs)
-    sys.stdout.write(encode(summary).decode() if given.json else render(summary))
+    show(encode(summary).decode() if given.json else render(summary), is_json=given.json)
     return 0
 
 
 def load(name: str, logs: Path) -> Summary:
     """A summary from a file, a run folder or a run name."""
-    folder = _folder(name, logs)
-    if os.path.isdir(folder / RECORDING) and not (folder / SUMMARY_JSON).exists():
-        return rebuild(folder)
-    reading = summary_file.read(summary_file.locate(name, logs))
+    path = summary_file.find(name, logs)
+    if os.path.isdir(path) and not summary_file.exists(path / SUMMARY_JSON) and _has_recording(path):
+        return rebuild(path)
+    reading = current(summary_file.locate(name, logs))
     for note in reading.notes:
         say(note)
-    if os.path.isdir(folder) and has_more(folder, reading.summary):
-        return rebuild(
-            folder
-        )  # made too early: by a look at a run that went on, or by a monitor that ended first
     return reading.summary
 
 
-def _folder(name: str, logs: Path) -> Path:
-    return Path(name) if os.path.exists(name) else logs / name
+def current(path: Path) -> Reading:
+    """The summary in this file, rebuilt if it was made too early: by a look at a run that went on, or by a
+    monitor that ended first."""
+    reading = summary_file.read(path)
+    if path.name == SUMMARY_JSON and has_more(path.parent, reading.summary):
+        return replace(reading, summary=rebuild(path.parent))
+    return reading
+
+
+def _has_recording(folder: Path) -> bool:
+    """Whether there is one; one line if there is, and it cannot be read."""
+    path = folder / RECORDING
+    try:
+        os.listdir(path)
+    except FileNotFoundError:
+        return False
+    except OSError as problem:
+        raise CommandError(f"{summary_file.shown(path)}: cannot be read ({problem.strerror})") from None
+    return True
 
 
 def merge(name: str, logs: Path, sources: list[str]) -> Summary:
     """Add what other nodes kept on their own disks, then rebuild the summary."""
     from traceml.monitor.relay.merge import merge_node_folder
 
-    folder = _folder(name, logs)
-    if not os.path.isdir(folder / RECORDING):
+    folder = summary_file.find(name, logs)
+    if not _has_recording(folder):
         raise CommandError(f"{name}: not a TraceML run folder (no {RECORDING}/ in it)")
     for source in map(Path, sources):
-        node = re.search(r"\.node(\d+)$", source.name)
-        if node is None or not os.path.isdir(source / RECORDING):
+        node = re.search(r"\.node([1-9][0-9]{0,6})$", source.name)
+        if node is None or not _has_recording(source):
             raise CommandError(f"{source}: not the run folder of a node; its name must end in .node<k>")
         merged = merge_node_folder(source, folder, int(node.group(1)))
         for file, problem in merged.problems.items():

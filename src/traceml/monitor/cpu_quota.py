@@ -29,7 +29,7 @@ def read_quota(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc/sel
 def _own_groups(root: Path, proc: Path) -> list[Path]:
     folders = [root, root / "cpu", root / "cpu,cpuacct"]
     try:
-        lines = proc.read_text().splitlines()
+        lines = proc.read_text(errors="replace").splitlines()
     except OSError:
         return folders
     for line in lines:

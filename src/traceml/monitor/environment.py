@@ -43,10 +43,9 @@ def _git(*arguments: str) -> str | None:
             ["git", "--no-optional-locks", *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
             timeout=GIT_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout if done.returncode == 0 else None
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else None

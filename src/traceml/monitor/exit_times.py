@@ -35,6 +35,11 @@ class ExitTimes:
             self._pids[descriptor] = pid
             self._epoll.register(descriptor, select.EPOLLIN)
 
+    def take(self, pid: int) -> tuple[int, int] | None:
+        """When it ended, if that is known. It is then forgotten: a new process may get the same id."""
+        self._known.discard(pid)
+        return self.ended.pop(pid, None)
+
     def _start_thread(self) -> bool:
         try:
             threading.Thread(target=self._wait, name="traceml-exits", daemon=True).start()

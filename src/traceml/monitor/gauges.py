@@ -48,6 +48,7 @@ class Gauges:
             *gpu_columns(readings),
         )
         before, self._cpu_times = self._cpu_times, psutil.cpu_times()
+        self._processes = {pid: known for pid, known in self._processes.items() if pid in threads}
         cores = Cores.between(before, self._cpu_times, throttled_s or 0.0)
         for pid, thread in threads.items():
             with contextlib.suppress(psutil.Error):  # it has ended

@@ -44,6 +44,7 @@ class Monitor:
         self._tail: Any = None
         self._roller: Any = None
         self._watchdog: Any = None
+        self._names: list[str] = []
         self._ranks = 0
         self._new_ranks = False
         self._young = YOUNG_SAMPLES
@@ -69,6 +70,8 @@ class Monitor:
             look()
             roll()
             code = poll(min(REQUEST_EVERY_S, max(0.0, due - time.monotonic())))
+        if self._tail is not None:
+            self._tail.list_again()
         look()  # for ranks that ended together with the command
         return code
 
@@ -97,7 +100,7 @@ class Monitor:
         self._tail = live_tail(self.folder)
         self._watchdog = Watchdog(self._tail, self._settings.stall_after)
         self._gauges = Gauges(self.folder / layout.FOLDER, find_gpus(os.environ))
-        self._roller = Roller(self.folder, safe_rows=self._safe_rows)
+        self._roller = Roller(self.folder, safe_rows=self._safe_rows, ended=self._tail.ended)
 
     def _pause_s(self) -> float:
         interval = self._settings.interval
@@ -122,6 +125,9 @@ class Monitor:
         if self._tail is None:
             return
         recording, names = self._tail.folder, self._tail.names()
+        if names is self._names:
+            return
+        self._names = names
         ranks = sum(name.endswith(".steps") for name in names)
         self._new_ranks, self._ranks = ranks > self._ranks, ranks
         for name in names:

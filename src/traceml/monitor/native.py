@@ -8,21 +8,19 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import stat
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from traceml.errors import CommandError, say
 from traceml.monitor import launch
 from traceml.monitor.this_node import find_this_node
-from traceml.settings import resolve_launch
+from traceml.settings import LAUNCH_KEYS, resolve_launch
 from traceml.settings_file import read_file_settings
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """The exit codes of shells."""
-LARGEST_FILE: Final = 1_000_000
 
 
 def run(target: str, arguments: list[str], is_module: bool, flags: Mapping[str, str]) -> int:
@@ -37,9 +35,12 @@ def run(target: str, arguments: list[str], is_module: bool, flags: Mapping[str, 
     named = replace(settings, run_name="disabled")
     try:
         node = find_this_node(named, environment, "disabled")
-    except ValueError:
-        node = find_this_node(named, {}, "disabled")  # Slurm's variables make no sense
-    return become(launch.with_ranks(plain, settings, node, is_python), environment)
+        command = launch.with_ranks(plain, settings, node, is_python)
+    except CommandError:
+        if LAUNCH_KEYS & flags.keys():
+            raise  # typed just now
+        command = plain  # a variable or a file asks for what is not possible
+    return become(command, environment)
 
 
 def become(command: list[str], environment: Mapping[str, str]) -> int:
@@ -64,11 +65,6 @@ def become(command: list[str], environment: Mapping[str, str]) -> int:
 def _file_values() -> dict[str, Any]:
     """The settings file, if it is a readable one."""
     try:
-        for name in ("traceml.yaml", "pyproject.toml"):
-            if os.path.exists(name):
-                found = os.stat(name)
-                if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST_FILE:
-                    return {}
         return read_file_settings(Path())[0]
     except (CommandError, ImportError, OSError, RecursionError, ValueError):
         return {}

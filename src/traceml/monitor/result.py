@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -13,12 +14,12 @@ import msgspec
 
 from traceml.analyze.summarize import summarize
 from traceml.analyze.totals import steps_of
-from traceml.errors import failsafe
+from traceml.errors import failsafe, printable
 from traceml.present.text import render
-from traceml.recording import layout
 from traceml.recording.tail import Tail, live_tail
 from traceml.runs.atomic import write_atomic
 from traceml.runs.manifest import SUMMARY_JSON, SUMMARY_TEXT, Manifest
+from traceml.runs.untrusted import sound
 from traceml.schema.recorded import RunFacts
 from traceml.schema.summary import Summary
 
@@ -36,19 +37,24 @@ def build(folder: Path, manifest: Manifest, final: bool, tail: Tail | None = Non
 
 def has_more(folder: Path, summary: Summary) -> bool:
     """Whether the recording has steps that this summary was made without."""
-    if summary.run.recorded_steps is None or not (folder / layout.FOLDER).is_dir():
+    if summary.run.recorded_steps is None:
         return False
-    recorded = live_tail(folder).read()
+    try:
+        recorded = live_tail(folder).read()
+    except OSError:
+        return False  # there is none, or it cannot be read
     return sum(steps_of(rank) for rank in recorded.ranks) > summary.run.recorded_steps
 
 
 def facts_of(manifest: Manifest) -> RunFacts:
-    """The manifest's fields that are there; only the name if one has a wrong type."""
-    known = {f: manifest[f] for f in RunFacts.__dataclass_fields__ if manifest.get(f) is not None}
-    try:
-        return msgspec.convert({"name": "?", **known}, RunFacts)
-    except msgspec.ValidationError:
-        return RunFacts(name=str(manifest.get("name", "?")))
+    """The manifest's fields that are there, without those of a wrong type."""
+    facts = RunFacts(name="?")
+    for name in RunFacts.__dataclass_fields__:
+        if (value := manifest.get(name)) is not None:
+            with contextlib.suppress(msgspec.ValidationError):
+                one = msgspec.convert({"name": "?", name: sound(value)}, RunFacts)
+                facts = replace(facts, **{name: getattr(one, name)})
+    return facts
 
 
 def encode(summary: Summary) -> bytes:
@@ -100,6 +106,6 @@ def _wrote(path: Path, view: Callable[[Summary], bytes], summary: Summary) -> bo
 
 def _short(path: Path) -> str:
     try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+        return printable(str(path.relative_to(Path.cwd())))
+    except (OSError, ValueError):
+        return printable(str(path))

@@ -5,14 +5,14 @@ Under Slurm each task of `srun traceml run ...` counts as a node; else each mach
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from traceml.errors import CommandError
-from traceml.schema.slurm import find_task
+from traceml.schema.slurm import MOST_DIGITS, find_task
 from traceml.settings import Settings
 
 MASTER_PORT: Final = 29_500
@@ -64,15 +64,18 @@ def _slurm_node(settings: Settings, environment: Mapping[str, str], stem: str) -
     if found is None or found.tasks < 2:
         return None
     tasks, task, step, job = found
-    again = environment.get("SLURM_RESTART_COUNT", "0")
-    name = f"{stem}-slurm-{job}.{step}" + (f".{again}" if again != "0" else "")
+    again = environment.get("SLURM_RESTART_COUNT", "")
+    is_again = again.isascii() and again.isdigit() and len(again) <= MOST_DIGITS and int(again) > 0
+    name = f"{stem}-slurm-{job}.{step}" + (f".{int(again)}" if is_again else "")
     node = _node(settings, task, tasks, settings.run_name or name)
     address = settings.master_addr or environment.get("MASTER_ADDR")
     address = address or first_host(environment.get("SLURM_STEP_NODELIST", ""))
     node = replace(node, master_addr=address, master_port=settings.master_port or 20_000 + job % 20_000)
     number = 1
     # A second run in the same job step: every task had a first one, so all get the same number.
-    while settings.run_name is None and (Path(settings.logs_dir) / str(node.folder_name)).exists():
+    while settings.run_name is None and os.path.exists(
+        os.path.join(settings.logs_dir, str(node.folder_name))
+    ):
         number += 1
         node = replace(node, run_name=f"{name}-{number}")
     return node

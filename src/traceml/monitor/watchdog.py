@@ -68,9 +68,9 @@ class Watchdog:
                 self._exit_times.watch(state.pid)
                 continue
             # It may have completed a step after its rows were read and before it was found gone: read again.
-            self._tail.local_ranks()
+            self._tail.read_again(rank)
             state = self._state(rank)
-            self._tail.ended.add(rank.name)
+            self._tail.end(rank.name)
             self._note_end(state)
             self._crash, self._ended_ns = self._crash if state.closed else state, time.perf_counter_ns()
         return self._check_stall(alive) if alive else self._check_none_left()
@@ -138,8 +138,10 @@ class Watchdog:
 
     def _note_end(self, state: RankState) -> None:
         more: dict[str, Any] = {"oom_kills": oom_kills_since(self._oom_kills)}
-        if state.pid in self._exit_times.ended:
-            more["time_ns"], more["wall_ns"] = self._exit_times.ended[state.pid]
+        for by_pid in (self._alone, self._busy_ns):
+            by_pid.pop(state.pid, None)
+        if (times := self._exit_times.take(state.pid)) is not None:
+            more["time_ns"], more["wall_ns"] = times
             more["exact"] = True
         if state.failed_in is not None:
             more["failed_in"] = phase_name(state.failed_in)

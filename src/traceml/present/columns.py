@@ -8,17 +8,12 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Final
 
+from traceml.errors import printable
+
 WIDTH: Final = 100
 RULE: Final = "-" * WIDTH
 _UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|pp|ms|µs|s|min|B|[kMGT]B)(?:\W|$))")
 _HELD: Final = "\u00a0"
-
-
-def printable(text: str) -> str:
-    """Replace control characters, which could move the cursor or break a line."""
-    if text.isprintable():
-        return text
-    return "".join(ch if ch.isprintable() else " " if ch.isspace() else "?" for ch in text)
 
 
 def columns(text: str) -> int:

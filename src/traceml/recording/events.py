@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import os
-from typing import Final
+from dataclasses import fields, replace
+from operator import attrgetter
+from typing import Any, Final
 
 import msgspec
 
-from traceml.recording.reader import READ_FLAGS, bytes_at
+from traceml.errors import printable
+from traceml.files import open_regular
+from traceml.recording.reader import bytes_at, json_value
 from traceml.schema.recorded import RecordedEvent
 
 MOST_EVENTS: Final = 1_000
 ALWAYS_KEPT: Final = ("error", "model")
+PIECE_BYTES: Final = 1024 * 1024
+"""Read at a time. A longer line is none of ours."""
+MOST_BYTES: Final = 16 * PIECE_BYTES
+"""Read of one file. A rank writes at most a few hundred lines of each kind."""
+LONGEST_TEXT: Final = 2000
+LARGEST: Final = 2**62
 _decoder: Final = msgspec.json.Decoder(RecordedEvent)
 
 
@@ -30,22 +40,37 @@ class EventsTail:
         try:
             size = os.stat(self._path).st_size
             if size != self._size:
-                self._pull(size)
+                self._pull()
                 self._size = size
         except OSError:
             return []
         return self._events + self._last_line
 
-    def _pull(self, size: int) -> None:
-        fd = os.open(self._path, READ_FLAGS)
+    def _pull(self) -> None:
+        fd = open_regular(self._path)
         try:
-            data = bytes_at(fd, max(size - self._offset, 0), self._offset)
+            while True:
+                data = bytes_at(fd, PIECE_BYTES, self._offset)
+                end = data.rfind(b"\n") + 1
+                self._events = _sound(notable([*self._events, *parse_events(data[:end])]))
+                self._last_line = _sound(
+                    parse_events(data[end:])
+                )  # its writer was killed, or is still writing it
+                if len(data) < PIECE_BYTES or self._offset > MOST_BYTES:
+                    self._offset += end
+                    return
+                # Without the end of a line it is none of ours; a hole of a terabyte is not read through.
+                self._offset = self._offset + end if end else _after_hole(fd, self._offset + len(data))
         finally:
             os.close(fd)
-        end = data.rfind(b"\n") + 1
-        self._offset += end
-        self._events = notable([*self._events, *parse_events(data[:end])])
-        self._last_line = parse_events(data[end:])  # its writer was killed, or is still writing it
+
+
+def _after_hole(fd: int, offset: int) -> int:
+    """Where the next data are."""
+    try:
+        return os.lseek(fd, offset, os.SEEK_DATA)
+    except (AttributeError, OSError):  # not Linux; or only a hole follows
+        return max(offset, os.fstat(fd).st_size) if hasattr(os, "SEEK_DATA") else offset
 
 
 def parse_events(data: bytes) -> list[RecordedEvent]:
@@ -53,10 +78,40 @@ def parse_events(data: bytes) -> list[RecordedEvent]:
     events = []
     for line in data.splitlines():
         try:
-            events.append(_decoder.decode(line))
-        except (msgspec.MsgspecError, ValueError, RecursionError):
+            events.append(_event(line))
+        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
             continue
     return events
+
+
+def _event(line: bytes) -> RecordedEvent:
+    try:
+        return _decoder.decode(line)
+    except msgspec.DecodeError:
+        return msgspec.convert(json_value(line), RecordedEvent)
+
+
+def _sound(events: list[RecordedEvent]) -> list[RecordedEvent]:
+    """With printable texts, and without events whose numbers cannot be."""
+    return [
+        _with_sound_texts(event)
+        for event in events
+        if all(abs(value) <= LARGEST for value in _NUMBERS(event) if value is not None)
+    ]
+
+
+def _with_sound_texts(event: RecordedEvent) -> RecordedEvent:
+    texts = {name: text for name in _TEXTS if (text := getattr(event, name)) is not None}
+    unsound: dict[str, Any] = {n: printable(t[:LONGEST_TEXT]) for n, t in texts.items() if not _is_sound(t)}
+    return replace(event, **unsound) if unsound else event
+
+
+def _is_sound(text: str) -> bool:
+    return len(text) <= LONGEST_TEXT and text.isprintable()
+
+
+_TEXTS: Final = tuple(f.name for f in fields(RecordedEvent) if "str" in str(f.type))
+_NUMBERS: Final = attrgetter(*(f.name for f in fields(RecordedEvent) if "int" in str(f.type)))
 
 
 def notable(events: list[RecordedEvent]) -> list[RecordedEvent]:

@@ -6,6 +6,7 @@ files would need thousands of mappings.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +18,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from traceml.errors import TraceMLError
+from traceml.errors import TraceMLError, printable
+from traceml.files import open_regular
 from traceml.recording import layout
 
-READ_FLAGS: Final = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 NEARLY: Final = 2
 """Ranks that are in step rarely differ by more rows than this."""
 MOST_ROW_BYTES: Final = 4096
@@ -84,7 +85,7 @@ class RecordingReader:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        fd = os.open(self._name, READ_FLAGS)
+        fd = open_regular(self._name)
         try:
             yield fd
         finally:
@@ -151,7 +152,7 @@ def bytes_at(fd: int, size: int, offset: int) -> bytes:
 def names_of(data: bytes, slots: int) -> list[str | None]:
     """User names from the bytes of the live area that hold them; the same list for the same bytes."""
     cut = [data[i * layout.NAME_BYTES : (i + 1) * layout.NAME_BYTES] for i in range(slots)]
-    return [c.split(b"\0")[0].decode(errors="replace") or None for c in cut]
+    return [printable(c.split(b"\0")[0].decode(errors="replace")) or None for c in cut]
 
 
 def parse_header(path: str | Path, head: bytes) -> tuple[dict[str, Any], np.dtype[np.void]]:
@@ -177,7 +178,15 @@ def _load(text: bytes) -> dict[str, Any]:
     """The header's JSON. Its columns are the same in thousands of files: parsed once."""
     raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     columns = _load_columns(bytes(raw.pop("columns")))
-    return {**{key: msgspec.json.decode(value) for key, value in raw.items()}, "columns": columns}
+    return {**{key: json_value(bytes(value)) for key, value in raw.items()}, "columns": columns}
+
+
+def json_value(text: bytes) -> Any:
+    """Python, unlike msgspec, reads and writes halves of characters, as in file names that are not UTF-8."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return json.loads(text)
 
 
 @lru_cache(maxsize=64)

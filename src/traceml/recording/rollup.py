@@ -14,7 +14,7 @@ The training process takes no part in this.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -105,8 +105,12 @@ class Roller:
         keep_rows: int = KEEP_ROWS,
         every_s: float = EVERY_S,
         safe_rows: Callable[[str], int] | None = None,
+        ended: Collection[str] = (),
     ) -> None:
-        """`safe_rows` says how many rows of a file are on another machine too; only those are rolled up."""
+        """`safe_rows` says how many rows of a file are on another machine too; only those are rolled up.
+
+        `ended` has the step files of processes that have ended: their files are looked at once more.
+        """
         self._folder = run_dir / layout.FOLDER
         self._safe_rows = safe_rows
         self._keep_rows = keep_rows
@@ -114,14 +118,23 @@ class Roller:
         self._due_s = 0.0
         self._files: dict[str, _RolledFile] = {}
         self._refused: set[str] = set()
+        self._ended = ended
 
     def maybe_roll(self, now_s: float) -> int:
         """Roll up if it is time (`now_s` on any clock that goes forward); returns how many rows were."""
         if now_s < self._due_s or fcntl is None:
             return 0
         self._due_s = now_s + self._every_s
-        names = [name for name in os.listdir(self._folder) if name.endswith(tuple(KINDS))]
-        return sum(self._roll(name) for name in names if name not in self._refused)
+        suffixes = tuple(KINDS)
+        every = os.listdir(self._folder)
+        names = [name for name in every if name not in self._refused and name.endswith(suffixes)]
+        over = [n for n in names if n.rpartition(".")[0] + ".steps" in self._ended]
+        rolled = sum(self._roll(name) for name in names)
+        if self._safe_rows is None:
+            self._refused.update(over)
+            for name in over:
+                self._files.pop(name, None)
+        return rolled
 
     def _roll(self, name: str) -> int:
         path = self._folder / name

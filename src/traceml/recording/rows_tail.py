@@ -31,7 +31,7 @@ class RowsTail(RecordingReader):
         self._buffer: Rows = np.empty(0, dtype=self.dtype)
         self._first = 0  # index in `_buffer` of the first row held
         # Not all files at once: folding thousands of them in one tick would show.
-        self._stagger = zlib.crc32(name.encode()) % SPARE_ROWS
+        self._stagger = zlib.crc32(os.fsencode(name)) % SPARE_ROWS
 
     @property
     def held(self) -> Rows:

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
+from traceml.errors import printable
 from traceml.recording import layout
 from traceml.recording.events import EventsTail
 from traceml.recording.fold import STEPS, Fold, latest_of_each_step
+from traceml.recording.names import FolderNames
 from traceml.recording.reader import Live, Rows, UnreadableRecording, names_of
 from traceml.recording.rollup import HEAD_ROWS, rolled_up, rollup_name
 from traceml.recording.rows_tail import RowsTail
+from traceml.recording.trust import checked
 from traceml.schema import catalog as c
 from traceml.schema.recorded import NodeGauges, RankRecording, RecordedEvent, RunRecording, identity_of
 
 S = TypeVar("S")
 T = TypeVar("T")
-NODE: Final = re.compile(r"\.node(\d+)\.")
+NODE: Final = re.compile(r"\.node([0-9]{1,7})\.")
 LIVE_NAMES: Final = slice(layout.LIVE_NAMES - layout.LIVE_OFFSET, layout.LIVE_BYTES)
 HEAD_COLUMNS: Final = ("step", "begin_ns", "end_ns")
 
@@ -34,7 +37,7 @@ LIVE_STEPS: Final = 200
 LIVE_CELLS: Final = 900_000
 LIVE_ROWS: Final = 5_000
 """A live view shows the newest steps only; a few more are held for ranks that are not in step."""
-SETTLED_NS: Final = 2_000_000_000
+MOST_PROBLEMS: Final = 20
 MOST_GAUGE_ROWS: Final = 1_000_000
 _GAUGES: Final = {"system": c.SYSTEM_COLUMNS, "process": c.PROCESS_COLUMNS}
 
@@ -51,14 +54,17 @@ class Tail:
         self._gauges: dict[str, RowsTail] = {}
         self._events: dict[str, EventsTail] = {}
         self._likely = 0  # rows of the rank that was read last
-        self._listed: tuple[int, list[str]] = (0, [])  # when the folder last changed, and its names then
+        self._names = FolderNames(self.folder)
+        self._listed: list[str] = []
+        self._there: set[str] = set()
+        self._own: list[str] = []  # recordings of this machine's processes that have not ended
         self.ended: set[str] = set()
         """Recordings of processes that have ended: `local_ranks` looks at them no more."""
 
     @property
     def is_whole(self) -> bool:
         """Whether every row that was read is still held."""
-        return all(rank.is_whole for rank in self._ranks.values())
+        return not self.ended and all(rank.is_whole for rank in self._ranks.values())
 
     def threads(self) -> dict[int, int]:
         """Process id to the id of the thread that trains, for each local training process."""
@@ -69,30 +75,41 @@ class Tail:
         return found
 
     def names(self) -> list[str]:
-        """The files of the folder; listed again only if that has changed, because there may be very many."""
-        changed_ns = os.stat(self.folder).st_mtime_ns
-        if changed_ns != self._listed[0]:
-            names = os.listdir(self.folder)
-            # A file that comes within the same tick of the file system's clock does not change it again.
-            is_settled = time.time_ns() - changed_ns > SETTLED_NS
-            self._listed = (changed_ns if is_settled else 0, names)
-        return self._listed[1]
+        """The files of the folder, possibly a moment old; the same list object if nothing is new."""
+        names = self._names.look()
+        if names is not self._listed:
+            self._listed, self._there = names, set(names)
+            new = (n for n in _rank_names(names) if n not in self.ended)
+            self._own = [n for n in new if ".node" not in n]
+        return names
 
     def local_ranks(self) -> list[RankTail]:
         """This machine's own ranks, up to date, without ended ones and those that other nodes relayed."""
-        names = self.names()
-        own = [n for n in _rank_names(names) if ".node" not in n and n not in self.ended]
-        return self._pulled(own, set(names) if own else set())
+        self.names()
+        return self._pulled(self._own, self._there)
+
+    def read_again(self, rank: RankTail) -> None:
+        """For a process that is found gone: what it recorded in its last moment."""
+        self._pulled([rank.name], self._there)
+
+    def end(self, name: str) -> None:
+        """The process of this recording has ended: nothing of it is held any more."""
+        self.ended.add(name)
+        self._own = [own for own in self._own if own != name]
+        self._ranks.pop(name, None)
+
+    def list_again(self) -> None:
+        """Look for new files at the next call, however long that takes."""
+        self._names.forget()
 
     def read(self) -> RunRecording:
         """All published rows of all files, as far as they are held."""
-        names = self.names()
-        there = set(names)
+        names, there = self.names(), self._there
         ranks = self._pulled(_rank_names(names), there)
         nodes = sorted({0, *(int(m.group(1)) for n in names if (m := NODE.search(n)) is not None)})
         most_gauges = MOST_GAUGE_ROWS // (2 * len(nodes))
         return RunRecording(
-            ranks=self._readable(ranks, lambda rank: rank.recording(there)),
+            ranks=self._readable(ranks, lambda rank: rank.recording(there, self._note)),
             nodes={node: self._node_gauges(node, there, most_gauges) for node in nodes},
             seen=frozenset(n.removeprefix("seen-") for n in names if n.startswith("seen-")),
             problems=list(self.problems),
@@ -131,6 +148,13 @@ class Tail:
         found = [self._readable([kind], pull) or [None] for kind in _GAUGES]
         return NodeGauges(*(rows for (rows,) in found))
 
+    def _note(self, problem: str) -> None:
+        problem = printable(problem)
+        if problem in self.problems or len(self.problems) > MOST_PROBLEMS:
+            return
+        more = "More files cannot be read; they are not listed."
+        self.problems.append(more if len(self.problems) == MOST_PROBLEMS else problem)
+
     def _readable(self, things: Iterable[S], read: Callable[[S], T]) -> list[T]:
         """What `read` returns for each of these. One bad file hides no other: it is noted once."""
         found = []
@@ -138,8 +162,7 @@ class Tail:
             try:
                 found.append(read(thing))
             except (UnreadableRecording, OSError) as problem:
-                if str(problem) not in self.problems:
-                    self.problems.append(str(problem))
+                self._note(str(problem))
         return found
 
 
@@ -155,10 +178,7 @@ class RankTail:
         self.name = name
         stem = name.removesuffix(".steps")
         self.steps = _rows_tail(os.path.join(folder, name), c.STEP_COLUMNS, STEPS)
-        self.header = self.steps.header
-        who = self.header.get("identity")
-        if not (isinstance(who, dict) and all(type(who.get(key, 0)) is int for key in ("rank", "pid"))):
-            raise UnreadableRecording(f"{self.steps.path}: does not say which rank it is of")
+        self.header = checked(self.steps.header, self.steps.path)
         self.identity = identity_of(self.header)
         self._device: RowsTail | None = None
         self._device_name = f"{stem}.device"
@@ -183,12 +203,17 @@ class RankTail:
         """Read the steps that are new; `there` holds the names of all files in the folder."""
         _pull(self.steps, most_rows, self._rollup in there, likely)
 
-    def recording(self, there: set[str]) -> RankRecording:
+    def recording(self, there: set[str], note: Callable[[str], None]) -> RankRecording:
         """Everything about the rank: its steps as of the last pull, its device times, its events."""
+        try:
+            device_rows = self._device_rows(there)
+        except (UnreadableRecording, OSError) as problem:
+            note(str(problem))
+            device_rows = None
         return RankRecording(
             header=self.header,
             rows=self._rows_of_steps(),
-            device_rows=self._device_rows(there),
+            device_rows=device_rows,
             user_names=names_of(self.steps.live_bytes[LIVE_NAMES], c.USER_SLOTS),
             live_phase=self.live.phase,
             lost_rows=self.live.state == layout.STATE_LOST,
@@ -228,7 +253,8 @@ class RankTail:
 def _pull(tail: RowsTail, most_rows: int, has_rollup: bool, likely: int) -> None:
     """Read everything new, even if rows that we have not read yet are rolled up, before or meanwhile."""
     if has_rollup and not tail.count:
-        _skip(tail)
+        with suppress(UnreadableRecording, OSError):  # it may not be needed: see whether rows are missing
+            _skip(tail)
     while not tail.pull(most_rows, likely) and _skip(tail):
         pass
 

@@ -106,7 +106,7 @@ class RecordingWriter:
 
     def set_name(self, slot: int, name: str) -> None:
         """Name a user column; shown by readers, cut to what fits."""
-        data = name.encode()[: layout.NAME_BYTES - 1].decode(errors="ignore").encode()
+        data = name.encode(errors="replace")[: layout.NAME_BYTES - 1].decode(errors="ignore").encode()
         start = layout.LIVE_NAMES + slot * layout.NAME_BYTES
         self.live[start : start + layout.NAME_BYTES] = data.ljust(layout.NAME_BYTES, b"\0")
 

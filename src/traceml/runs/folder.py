@@ -21,9 +21,13 @@ MOST_STEM_BYTES: Final = 150
 
 def default_run_name(target: str) -> str:
     """Script or program name and the time, so that runs sort by date within a script."""
+    return f"{plain_stem(target)}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def plain_stem(target: str) -> str:
+    """The name of a script or program, as a part of a folder's name."""
     stem = re.sub(r"[^\w.-]+", "_", Path(target).stem).strip("._-") or "run"
-    short = stem.encode()[:MOST_STEM_BYTES].decode(errors="ignore")
-    return f"{short}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return stem.encode()[:MOST_STEM_BYTES].decode(errors="ignore")
 
 
 def create(logs_dir: str, run_name: str | None, target: str, overwrite: bool) -> Path:
@@ -36,8 +40,8 @@ def create(logs_dir: str, run_name: str | None, target: str, overwrite: bool) ->
         return _claim(logs, name, explicit=run_name is not None, overwrite=overwrite)
     except OSError as problem:
         # Training comes first: an unwritable folder costs the place of the logs, not the run.
-        fallback = _temporary_folder()
-        say(f"cannot write to {logs} ({problem.strerror}); recording in {fallback} (see --logs-dir)")
+        fallback, wanted = _temporary_folder(), str(logs)[:300]
+        say(f"cannot write to {wanted} ({problem.strerror}); recording in {fallback} (see --logs-dir)")
         return _claim(fallback, name, explicit=False, overwrite=False)
 
 

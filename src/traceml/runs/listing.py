@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from traceml.errors import CommandError
+from traceml.errors import CommandError, printable
 from traceml.runs import summary_file
 from traceml.runs.liveness import is_going_on
 from traceml.runs.manifest import MANIFEST, SUMMARY_JSON, read_manifest
-from traceml.runs.untrusted import clean
 from traceml.schema.summary import ListedRun
 
 
 def list_runs(logs: Path) -> list[ListedRun]:
     """Every run folder in `logs`. One that cannot be read is listed with its problem."""
     try:
-        folders = sorted(path for path in logs.iterdir() if path.is_dir())
-    except OSError as problem:
-        reason = problem.strerror or "unreadable"
-        raise CommandError(f"{clean(str(logs))}: cannot be read ({reason})") from None
-    return [_listed(folder) for folder in folders if _is_run(folder)]
+        with os.scandir(logs) as entries:
+            names = sorted(entry.name for entry in entries if entry.is_dir())
+    except (OSError, ValueError) as problem:
+        reason = getattr(problem, "strerror", None) or "unreadable"
+        raise CommandError(f"{summary_file.shown(logs)}: cannot be read ({reason})") from None
+    runs = (_listed(logs / name) for name in names)
+    return [run for run in runs if run is not None]
 
 
-def _is_run(folder: Path) -> bool:
-    return any((folder / name).exists() for name in (MANIFEST, SUMMARY_JSON))
-
-
-def _listed(folder: Path) -> ListedRun:
-    name, path = clean(folder.name), clean(str(folder))
-    if not (folder / SUMMARY_JSON).exists():
-        return _from_manifest(folder, name, path)
+def _listed(folder: Path) -> ListedRun | None:
+    """The run in this folder, None if there is none."""
+    name, path = printable(folder.name), printable(str(folder))
     try:
+        if not summary_file.exists(folder / SUMMARY_JSON):
+            is_run = summary_file.exists(folder / MANIFEST)
+            return _from_manifest(folder, name, path) if is_run else None
         summary = summary_file.read(folder / SUMMARY_JSON).summary
     except CommandError as problem:
         return ListedRun(name, path, problem=str(problem).partition(": ")[2] or str(problem))
@@ -58,7 +58,7 @@ def _from_manifest(folder: Path, name: str, path: str) -> ListedRun:
     return ListedRun(
         name=name,
         path=path,
-        started_at=clean(started) if isinstance(started, str) else None,
+        started_at=started if isinstance(started, str) else None,
         status="running" if running else "unfinished",
         problem=None if running else f"no summary; `traceml view {path}` makes it",
     )

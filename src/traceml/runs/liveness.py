@@ -117,7 +117,7 @@ def still_trains(run_dir: Path, manifest: dict[str, Any]) -> bool:
 
     from traceml.recording.tail import live_tail
 
-    if not (run_dir / layout.FOLDER).is_dir():
+    if not os.path.isdir(run_dir / layout.FOLDER):
         return False
     who = manifest.get("monitor_process")
     if isinstance(who, dict) and (who.get("boot"), who.get("namespace")) != (_boot(), _namespace()):

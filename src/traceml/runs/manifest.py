@@ -13,6 +13,7 @@ from socket import gethostname
 from typing import Any, Final
 
 from traceml.errors import failsafe, say
+from traceml.files import read_whole
 from traceml.recording import layout
 from traceml.runs.atomic import write_atomic
 from traceml.runs.liveness import hold, monitor_lives, still_trains, this_process, was_written_recently
@@ -21,16 +22,20 @@ MANIFEST: Final = "manifest.json"
 SUMMARY_JSON: Final = "final_summary.json"
 SUMMARY_TEXT: Final = "final_summary.txt"
 
+MOST_BYTES: Final = 4 * 1024 * 1024
+
 Manifest = dict[str, Any]
 
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest, empty when there is none or it cannot be read."""
     try:
-        found = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError):
+        found = json.loads(read_whole(folder / MANIFEST, MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    from traceml.runs.untrusted import sound  # with its own imports, which `traceml run` does not need
+
+    return sound(found) if isinstance(found, dict) else {}
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import re
-import stat
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from traceml.errors import CommandError
+from traceml.errors import CommandError, printable
+from traceml.files import open_regular
 from traceml.recording import layout
 from traceml.runs import released
 from traceml.runs.manifest import SUMMARY_JSON
 from traceml.runs.other_names import our_names
-from traceml.runs.untrusted import Document, clean
+from traceml.runs.untrusted import Document
 from traceml.schema import fmt
 from traceml.schema.catalog import METRICS, Metric
 from traceml.schema.summary import SCHEMA, Finding, Primary, Section, Summary
 
 MOST_BYTES: Final = 64 * 1024 * 1024
+MOST_VALUES: Final = 2_000_000
+"""Numbers, texts, lists and objects; the summary of 10,000 ranks has half as many."""
 HEAD_BYTES: Final = 4096
+LONGEST_SHOWN: Final = 300
 VERSION: Final = int(SCHEMA.rpartition("/")[2])
 NO_SECTION: Final = Finding(summary="The summary has no such section.")
 NO_DIAGNOSIS: Final = Primary(summary="The summary names no diagnosis.")
@@ -41,22 +45,34 @@ class Reading:
 
 def locate(given: str, logs: Path) -> Path:
     """The summary file that is meant by a file, a run folder or the name of a run under `logs`."""
-    path = Path(given)
+    path = find(given, logs)
+    if not os.path.isdir(path):
+        return path
+    if exists(path / SUMMARY_JSON):
+        return path / SUMMARY_JSON
+    where = shown(path)
+    if exists(path / layout.FOLDER):
+        raise CommandError(f"{where}: no {SUMMARY_JSON} yet; `traceml view {where}` makes it")
+    raise CommandError(f"{where}: not a TraceML run folder (no {SUMMARY_JSON} in it)")
+
+
+def find(given: str, logs: Path) -> Path:
+    """The file or folder that is meant by a path or the name of a run under `logs`."""
+    for path in (Path(given), logs / given):
+        if given and exists(path):
+            return path
+    raise CommandError(f"{shown(Path(given))}: no such file, run folder, or run under {shown(logs)}/")
+
+
+def exists(path: Path) -> bool:
+    """Whether it exists; one line if we are not allowed to know."""
     try:
-        if not path.exists() and (logs / given).exists():
-            path = logs / given
-        if path.is_dir():
-            folder, path = path, path / SUMMARY_JSON
-            if not path.exists() and (folder / layout.FOLDER).is_dir():
-                where = shown(folder)
-                raise CommandError(f"{where}: no {SUMMARY_JSON} yet; `traceml view {where}` makes it")
-            if not path.exists():
-                raise CommandError(f"{shown(folder)}: not a TraceML run folder (no {SUMMARY_JSON} in it)")
-        if not path.exists():
-            raise CommandError(f"{shown(path)}: no such file, run folder, or run under {shown(logs)}/")
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
     except (OSError, ValueError) as problem:
-        raise CommandError(f"{clean(given)[:200]}: cannot be read ({_reason(problem)})") from None
-    return path
+        raise CommandError(f"{shown(path)}: cannot be read ({_reason(problem)})") from None
+    return True
 
 
 def name_of(path: Path) -> str:
@@ -111,23 +127,23 @@ def _with_diagnosis(section: Section) -> Section:
 
 def shown(path: Path) -> str:
     """A path in a message."""
-    return clean(str(path))
+    text = printable(str(path))
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def _content(path: Path) -> dict[str, Any]:
     try:
-        about = path.stat()
-        if not stat.S_ISREG(about.st_mode):
-            raise CommandError(f"{shown(path)}: not a file")
-        with path.open("rb") as file:
-            head = file.read(HEAD_BYTES)
+        with os.fdopen(open_regular(path), "rb") as file:
+            head, size = file.read(HEAD_BYTES), os.fstat(file.fileno()).st_size
             if wrong := _not_json(head):
                 raise CommandError(f"{shown(path)}: {wrong}")
-            if about.st_size > MOST_BYTES:
-                raise CommandError(f"{shown(path)}: too large for a summary ({about.st_size / 1e6:,.0f} MB)")
+            if size > MOST_BYTES:
+                raise CommandError(f"{shown(path)}: too large for a summary ({size / 1e6:,.0f} MB)")
             data = head + file.read(MOST_BYTES)
-    except OSError as problem:
+    except (OSError, ValueError) as problem:
         raise CommandError(f"{shown(path)}: cannot be read ({_reason(problem)})") from None
+    if sum(data.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES:
+        raise CommandError(f"{shown(path)}: too many values for a summary")
     try:
         found = msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as problem:
@@ -158,7 +174,7 @@ def _bad_json(data: bytes, problem: str) -> str:
         return "the file is truncated: its JSON has no end"
     if any(word in data for word in (b"NaN", b"Infinity")) or "out of range" in problem:
         return "not valid JSON: it holds NaN, an infinity or a number out of range"
-    return f"not valid JSON ({clean(problem)[:120]})"
+    return f"not valid JSON ({printable(problem)[:120]})"
 
 
 def _other(data: dict[str, Any]) -> str:
@@ -171,4 +187,4 @@ def _other(data: dict[str, Any]) -> str:
 
 
 def _reason(problem: OSError | ValueError) -> str:
-    return getattr(problem, "strerror", None) or clean(str(problem))
+    return getattr(problem, "strerror", None) or printable(str(problem))

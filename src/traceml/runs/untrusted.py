@@ -7,11 +7,12 @@ command with one line that names its place; in a file of a newer version it is l
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from traceml.errors import CommandError
+from traceml.errors import CommandError, printable
 
 T = TypeVar("T")
 LARGEST: Final = 1e18
@@ -24,9 +25,31 @@ SIGNED: Final = frozenset({"skew"})
 """Statistics that may be negative; all others are times, sizes or counts."""
 
 
-def clean(text: str) -> str:
-    """The text with spaces for control characters, so that it cannot control a terminal."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
+def sound(value: Any, fault: Callable[[str, str], None] = lambda _place, _what: None) -> Any:
+    """The value with printable texts and limited depth, and null for numbers that are not sensible.
+
+    `fault` is called with the place of such a number and what is wrong with it.
+    """
+    return _sound(value, "$", 0, fault)
+
+
+def _sound(value: Any, place: str, depth: int, fault: Callable[[str, str], None]) -> Any:
+    if isinstance(value, str):
+        return printable(value[:LONGEST_TEXT])
+    if isinstance(value, (dict, list)) and depth > DEEPEST:
+        return type(value)()
+    if isinstance(value, dict):
+        pairs = ((printable(str(key)[:LONGEST_KEY]), inner) for key, inner in value.items())
+        return {key: _sound(inner, f"{place}.{key}", depth + 1, fault) for key, inner in pairs}
+    if isinstance(value, list):
+        return [_sound(inner, f"{place}[{i}]", depth + 1, fault) for i, inner in enumerate(value)]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not abs(value) <= LARGEST:
+            return fault(place, "expected a number of sensible size")
+        last = place.rpartition(".")[2]
+        if value < 0 and ".metrics." in place and last not in SIGNED:
+            return fault(place, "expected a number of at least 0")
+    return value
 
 
 class Document:
@@ -36,7 +59,7 @@ class Document:
         self.source = source
         self.notes: list[str] = []
         self._is_newer = is_newer
-        self.data: dict[str, Any] = self._sound(data, "$", 0)
+        self.data: dict[str, Any] = sound(data, self._fault)
 
     def convert(self, shape: type[T], data: Any = None) -> T:
         """The document, or a part of it, as this type."""
@@ -58,25 +81,6 @@ class Document:
             raise CommandError(f"{self.source}: {what} at {place}; the file is damaged")
         if len(self.notes) < 5:
             self.notes.append(f"{self.source}: {place} was ignored ({what})")
-
-    def _sound(self, value: Any, place: str, depth: int) -> Any:
-        """The value without control characters, and with numbers of sensible size."""
-        if isinstance(value, str):
-            return clean(value[:LONGEST_TEXT])
-        if isinstance(value, (dict, list)) and depth > DEEPEST:
-            return type(value)()
-        if isinstance(value, dict):
-            pairs = ((clean(key[:LONGEST_KEY]), inner) for key, inner in value.items())
-            return {key: self._sound(inner, f"{place}.{key}", depth + 1) for key, inner in pairs}
-        if isinstance(value, list):
-            return [self._sound(inner, f"{place}[{i}]", depth + 1) for i, inner in enumerate(value)]
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            if abs(value) > LARGEST:
-                return self._fault(place, "expected a number of sensible size")
-            last = place.rpartition(".")[2]
-            if value < 0 and ".metrics." in place and last not in SIGNED:
-                return self._fault(place, "expected a number of at least 0")
-        return value
 
 
 def without_nulls(value: Any) -> Any:

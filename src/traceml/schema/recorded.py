@@ -79,6 +79,14 @@ class RankRecording:
 
 
 MOST_RANKS: Final = 1_000_000
+LARGEST_PID: Final = 2**31 - 1
+LARGEST: Final = {
+    "rank": MOST_RANKS - 1,
+    "local_rank": MOST_RANKS - 1,
+    "node_rank": MOST_RANKS - 1,
+    "world_size": MOST_RANKS,
+    "pid": LARGEST_PID,
+}
 ONE_PROCESS: Final = {"rank": 0, "local_rank": 0, "node_rank": 0, "world_size": 1, "pid": 0}
 
 
@@ -86,12 +94,12 @@ def identity_of(header: dict[str, Any]) -> Identity:
     """Which process wrote the recording. A missing or wrong field reads as in a run with one process."""
     found = header.get("identity")
     given = found if isinstance(found, dict) else {}
-    if isinstance(size := given.get("world_size"), int) and size > MOST_RANKS:
-        given = {
-            **given,
-            "world_size": 1,
-        }  # nobody trains on so many: a variable of another meaning, or a lie
-    numbers = {k: v if isinstance(v := given.get(k), int) else usual for k, usual in ONE_PROCESS.items()}
+    # Nobody trains on more than MOST_RANKS: a variable of another meaning, or a lie.
+    numbers = {
+        k: v if type(v := given.get(k)) is int and 0 <= v <= LARGEST[k] else usual
+        for k, usual in ONE_PROCESS.items()
+    }
+    numbers["world_size"] = max(numbers["world_size"], 1)
     host = given.get("host")
     return Identity(**numbers, host=host if isinstance(host, str) else None)
 

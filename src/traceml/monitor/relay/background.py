@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from traceml.errors import TraceMLError, failsafe
-from traceml.monitor.room import can_start_threads
+from traceml.monitor.room import can_start_threads, raise_descriptor_limit
 from traceml.monitor.this_node import ThisNode
 
 if TYPE_CHECKING:  # imported only by a run on several machines
@@ -16,10 +16,16 @@ if TYPE_CHECKING:  # imported only by a run on several machines
     from traceml.monitor.relay.server import RelayServer
 
 DRAIN_S: Final = 10.0
+MOST_LISTED: Final = 8
 THREADS: Final = 8
 """Two per ZeroMQ context and one of ours, with room to spare: libzmq aborts where it cannot start its own."""
 _TURN_S: Final = 0.25
 _GRACE_S: Final = 5.0
+
+
+def _first_of(nodes: list[int]) -> str:
+    more = f" and {len(nodes) - MOST_LISTED} more" if len(nodes) > MOST_LISTED else ""
+    return ", ".join(map(str, nodes[:MOST_LISTED])) + more
 
 
 class Relay:
@@ -49,7 +55,7 @@ class Relay:
         silent = [k for k in range(1, self._node.count) if k not in heard]
         partly = [k for k, store in heard.items() if not store.complete]
         return [
-            f"{what} node {', '.join(map(str, nodes))}: `traceml view --merge` adds what is on its disk."
+            f"{what} node {_first_of(nodes)}: `traceml view --merge` adds what is on its disk."
             for what, nodes in (("Nothing came from", silent), ("Not every row came from", partly))
             if nodes
         ]
@@ -57,6 +63,7 @@ class Relay:
     def _start(self, folder: Path, environment: Mapping[str, str]) -> None:
         if not can_start_threads(THREADS):
             raise TraceMLError("the process limit leaves no threads for it")
+        raise_descriptor_limit()
         from traceml.monitor.relay.client import RelayClient
         from traceml.monitor.relay.protocol import Limits
         from traceml.monitor.relay.server import RelayServer

@@ -31,7 +31,7 @@ def merge_node_folder(source: Path, target: Path, node_rank: int) -> Merged:
 
     Can be repeated, interrupted, and mixed with a relay that carried a part, but not while one runs.
     """
-    store, outbox = NodeStore(target / RECORDING, node_rank, Limits(keep_free_bytes=0)), Outbox(source)
+    store, outbox = NodeStore(target / RECORDING, node_rank, Limits(keep_free_bytes=0)), Outbox(source, None)
     new_bytes = quiet = 0
     while quiet < _MOST_QUIET and (question := outbox.question()).pieces:
         outbox.take(store.answer(question))

@@ -6,18 +6,26 @@ at most one question at a time, and node 0's answer decides where the next one g
 
 from __future__ import annotations
 
+import itertools
+import os
 import time
 from pathlib import Path
 from typing import Final
 
+from traceml.files import open_regular
 from traceml.monitor.relay.names import landing
 from traceml.monitor.relay.protocol import FRAME_BYTES, MOST_PIECES, Answer, Piece, Question, State, Status
 from traceml.monitor.relay.store import digest_before
 from traceml.recording import layout
+from traceml.recording.names import FolderNames
 from traceml.recording.reader import RecordingReader, UnreadableRecording
 from traceml.recording.rollup import rolled_up_rows
 from traceml.runs.folder import RECORDING
 
+_STATE: Final = layout.LIVE_STATE - layout.LIVE_OFFSET
+FILES_AT_ONCE: Final = 512
+QUIET_LOOKS: Final = 3
+"""So often a file of a closed recording has nothing new before it is done with."""
 _PIECE_BYTES: Final = 512
 """Counted for a piece in addition to what it carries."""
 
@@ -30,6 +38,9 @@ class _SentFile:
         """Rows (or bytes, for lines) that node 0 has; None if that is not known."""
         self._path = path
         self._live: bytes | None = None
+        self.quiet_looks = 0
+        self.is_closed = False
+        """Whether its writer has closed it, as of the last piece."""
         self._rolled_up = rolled_up_rows(path) if has_rows else 0
         self._reader = RecordingReader(path, self._rolled_up) if has_rows else None
         self._unit_bytes = self._reader.row_size if self._reader is not None else 1
@@ -43,6 +54,7 @@ class _SentFile:
             data = self._read_lines(begin, most_bytes)
             return Piece(self._path.name, begin, data=data) if data else None
         live = self._header(layout.LIVE_OFFSET).rstrip(b"\0")  # before the rows: it must not be ahead of them
+        self.is_closed = live[_STATE : _STATE + 1] not in (b"", bytes([layout.STATE_RUNNING]))
         if begin < self._rolled_up:
             raise UnreadableRecording(f"node 0 has lost rows after row {begin} that are rolled up here")
         rows = self._reader.rows(begin, max(1, most_bytes // self._unit_bytes))
@@ -69,13 +81,13 @@ class _SentFile:
 
     def _header(self, offset: int) -> bytes:
         """One half of the header."""
-        with self._path.open("rb") as file:
+        with os.fdopen(open_regular(self._path), "rb") as file:
             file.seek(offset)
             return file.read(layout.LIVE_OFFSET)
 
     def _read_lines(self, offset: int, most_bytes: int) -> bytes:
         """Complete lines; of a line that does not fit, a part."""
-        with self._path.open("rb") as file:
+        with os.fdopen(open_regular(self._path), "rb") as file:
             file.seek(offset)
             data = file.read(most_bytes)
         end = data.rfind(b"\n") + 1
@@ -85,12 +97,19 @@ class _SentFile:
 class Outbox:
     """All files of one node's run folder on their way to node 0."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, files_at_once: int | None = FILES_AT_ONCE) -> None:
+        """Of very many files, `files_at_once` are looked at for a question; the others come next."""
+        self._files_at_once = files_at_once
         self.given_up: dict[str, str] = {}
         """Files that will not reach node 0, and why."""
         self.has_more = False
         """Whether the last question had no room for everything."""
         self._folder = run_dir / RECORDING
+        self._names = FolderNames(self._folder)
+        self._listed: list[str] = []
+        self._new: list[str] = []  # listed, but not opened yet
+        self._done: dict[str, int] = {}
+        """Files of ended processes that node 0 has, with how far they are: never looked at again."""
         self._files: dict[str, _SentFile] = {}
         self._number = time.time_ns()
         self._asked: list[Piece] = []
@@ -98,12 +117,12 @@ class Outbox:
     def acknowledged(self, name: str) -> int:
         """How many rows of this recording node 0 has, as far as is known; other threads may ask."""
         file = self._files.get(name)
-        return (file.acknowledged or 0) if file is not None else 0
+        return (file.acknowledged or 0) if file is not None else self._done.get(name, 0)
 
     def question(self, most_bytes: int = FRAME_BYTES, complete: bool | None = None) -> Question:
         """The next question; answers to earlier ones no longer count."""
         self._number += 1
-        self._asked = self._pieces(most_bytes) if complete is None else []
+        self._asked = self._pieces(most_bytes, self._files_at_once) if complete is None else []
         return Question(self._number, self._asked, complete)
 
     def take(self, answer: Answer) -> Status | None:
@@ -115,6 +134,7 @@ class Outbox:
             self._number = answer.newest
             for file in self._files.values():
                 file.forget()
+            self._done, self._listed = {}, []
         for piece, state in zip(self._asked, answer.states, strict=False):
             try:
                 self._files[piece.name].take(piece, state)
@@ -125,22 +145,28 @@ class Outbox:
 
     def is_empty(self) -> bool:
         """Whether node 0 has everything that the folder holds now, except what was given up."""
-        return not self._pieces(FRAME_BYTES)
+        return not self._pieces(FRAME_BYTES, None)
 
-    def _pieces(self, most_bytes: int) -> list[Piece]:
+    def _pieces(self, most_bytes: int, most_files: int | None) -> list[Piece]:
         """As many as fit; files whose turn it was go to the end, so that none waits for a long backlog."""
         self._look()
         pieces: list[Piece] = []
         room = most_bytes
-        for name in list(self._files):
+        for name in list(itertools.islice(self._files, most_files)):
             if room <= 0 or len(pieces) == MOST_PIECES:
                 break
+            file, had_ended = self._files[name], self._has_ended(name)
             try:
-                piece = self._files[name].piece(room)
+                piece = file.piece(room)
             except (OSError, UnreadableRecording) as problem:
                 self._give_up(name, problem)
                 continue
-            self._files[name] = self._files.pop(name)
+            del self._files[name]
+            file.quiet_looks = file.quiet_looks + 1 if piece is None and had_ended else 0
+            if file.quiet_looks == QUIET_LOOKS:
+                self._done[name] = file.acknowledged or 0
+                continue
+            self._files[name] = file
             if piece is not None:
                 pieces.append(piece)
                 room -= len(piece.head) + len(piece.data) + len(piece.live or b"") + _PIECE_BYTES
@@ -148,17 +174,31 @@ class Outbox:
         self.has_more = full or any(piece.offset is None for piece in pieces)
         return pieces
 
+    def _has_ended(self, name: str) -> bool:
+        """Whether the process that wrote this file has said that it is through."""
+        if self._files[name].is_closed:
+            return True
+        stem = name.removesuffix(".events.jsonl").removesuffix(".device")
+        return f"{stem}.steps" in self._done
+
     def _look(self) -> None:
         """Find files that are new in the folder."""
-        for path in self._folder.iterdir() if self._folder.is_dir() else ():
-            if path.name in self._files or path.name in self.given_up:
+        try:
+            names = self._names.look()
+        except OSError:
+            return  # not there yet
+        if names is not self._listed:
+            self._listed = names
+            self._new = [n for n in names if n not in self._files and n not in self._done]
+        waiting, self._new = self._new, []
+        for name in waiting:
+            place = landing(name, 0)
+            if place is None or name in self.given_up:
                 continue
-            place = landing(path.name, 0)
-            if place is not None:
-                try:
-                    self._files[path.name] = _SentFile(path, place.has_rows)
-                except (OSError, UnreadableRecording):
-                    continue  # its writer has not finished the header yet
+            try:
+                self._files[name] = _SentFile(self._folder / name, place.has_rows)
+            except (OSError, UnreadableRecording):
+                self._new.append(name)  # its writer has not finished the header yet
 
     def _give_up(self, name: str, problem: Exception) -> None:
         del self._files[name]

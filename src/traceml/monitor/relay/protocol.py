@@ -89,7 +89,7 @@ class Limits:
 
     files: int = 1024
     node_bytes: int = 64 * 1024**3
-    lines_bytes: int = 64 * 1024**2
+    lines_bytes: int = 8 * 1024**2
     """Per event file."""
     keep_free_bytes: int = 64 * 1024**2
     """Always left on the disk: the training on node 0 needs it too."""

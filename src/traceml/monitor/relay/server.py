@@ -6,6 +6,10 @@ bounded, so that the worst a peer can do is to be disconnected.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +17,9 @@ from typing import Any, Final
 
 import zmq
 from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
 
-from traceml.errors import say_once
+from traceml.errors import TraceMLError, say_once
 from traceml.monitor.relay import address
 from traceml.monitor.relay.keys import RunKey, create_key
 from traceml.monitor.relay.protocol import MESSAGE_BYTES, Limits, Question, Status, decode, encode
@@ -24,7 +29,12 @@ from traceml.runs.folder import RECORDING
 
 _ZAP_DOMAIN: Final = b"traceml"
 _QUEUED_MESSAGES: Final = 4
-_HANDSHAKE_MS: Final = 10_000
+_KEYS_AT_ONCE: Final = 200
+MOST_NODES: Final = 20_000
+_BACKLOG: Final = 64
+_HANDSHAKE_MS: Final = 5_000
+MOST_STRANGERS: Final = 64
+"""Connections that have not asked a question yet, as a node does at once."""
 _HEARTBEAT_MS: Final = 5_000
 SILENT_S: Final = 10.0
 """A node that was not heard for so long is not waited for at the end."""
@@ -40,22 +50,32 @@ class RelayServer:
         """Every node that was heard."""
         self._run_dir = run_dir
         self._limits = limits
-        self._node_of = {z85.decode(key.client(n).public): n for n in range(1, node.count)}
+        if node.count > MOST_NODES:
+            raise TraceMLError(f"{node.count} nodes are more than it serves ({MOST_NODES})")
+        self._key = key
+        self._unknown = iter(range(1, node.count))  # nodes whose keys are not derived yet, which takes time
+        self._node_of: dict[bytes, int] = {}
+        self._strangers: dict[int, None] = {}  # descriptors of connections without a question, oldest first
+        self._derive_keys()
         self._context: zmq.Context[Any] = zmq.Context()
         try:
             self._zap = self._context.socket(zmq.REP)
             self._zap.bind("inproc://zeromq.zap.01")
             self._socket = self._context.socket(zmq.ROUTER)
             self._protect(key)
-            self._socket.bind(f"tcp://*:{node.relay_port or '*'}")
-            self.port = int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
-            address.publish(run_dir, node.master_addr, self.port, key.server().public)
+            self._connections = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+            ips = address.listen_on(node.master_addr)
+            self.port = self._bind(ips[0], node.relay_port)
+            for ip in ips[1:]:
+                self._bind(ip, self.port)
+            address.publish(run_dir, node.master_addr, ips, self.port, key.server().public)
         except (zmq.ZMQError, OSError):
             self._context.destroy(linger=0)
             raise
         self._poller = zmq.Poller()
         self._poller.register(self._zap, zmq.POLLIN)
         self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._connections, zmq.POLLIN)
 
     def pump(self, max_seconds: float) -> None:
         """Serve for this long; at least one waiting message even with 0 seconds."""
@@ -63,10 +83,13 @@ class RelayServer:
         while True:
             left_s = max(0.0, deadline - time.monotonic())
             ready = dict(self._poller.poll(int(left_s * 1000)))
+            if self._connections in ready:
+                self._count_connections()
             if self._zap in ready:
                 self._admit()
             if self._socket in ready:
                 self._serve()
+            self._derive_keys()
             if not ready or time.monotonic() > deadline:
                 return
 
@@ -79,18 +102,48 @@ class RelayServer:
         self._context.destroy(linger=200)
         return all(node.complete for node in self.nodes.values())
 
+    def _derive_keys(self) -> bool:
+        """Some more of the nodes' keys; False once all are known."""
+        more = list(itertools.islice(self._unknown, _KEYS_AT_ONCE))
+        self._node_of |= {z85.decode(self._key.client(n).public): n for n in more}
+        return bool(more)
+
+    def _bind(self, ip: str, port: int | None) -> int:
+        self._socket.bind(address.endpoint(ip, port or "*"))
+        return int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+
+    def _count_connections(self) -> None:
+        """Drop the oldest strangers if there are too many: each takes a descriptor that sampling needs."""
+        while self._connections.poll(0):
+            event = parse_monitor_message(self._connections.recv_multipart())
+            if event["event"] == zmq.EVENT_ACCEPTED:
+                self._strangers[event["value"]] = None
+            else:
+                self._strangers.pop(event["value"], None)
+        while len(self._strangers) > MOST_STRANGERS:
+            descriptor = next(iter(self._strangers))
+            del self._strangers[descriptor]
+            self._hang_up(descriptor)
+
+    def _hang_up(self, descriptor: int) -> None:
+        """libzmq has no call for this. It closes a connection that it finds ended."""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.getsockname()[1] == self.port:  # else its number is another file's by now
+                connection.shutdown(socket.SHUT_RDWR)
+
     def _protect(self, key: RunKey) -> None:
-        socket = self._socket
-        socket.curve_server = True
-        socket.curve_secretkey = key.server().secret
-        socket.zap_domain = _ZAP_DOMAIN
-        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        socket.ipv6 = True
-        socket.maxmsgsize = MESSAGE_BYTES
-        socket.rcvhwm = _QUEUED_MESSAGES
-        socket.handshake_ivl = _HANDSHAKE_MS
-        socket.heartbeat_ivl = _HEARTBEAT_MS
-        socket.heartbeat_timeout = 3 * _HEARTBEAT_MS
+        relay = self._socket
+        relay.curve_server = True
+        relay.curve_secretkey = key.server().secret
+        relay.zap_domain = _ZAP_DOMAIN
+        relay.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        relay.ipv6 = True
+        relay.maxmsgsize = MESSAGE_BYTES
+        relay.rcvhwm = _QUEUED_MESSAGES
+        relay.backlog = _BACKLOG
+        relay.handshake_ivl = _HANDSHAKE_MS
+        relay.heartbeat_ivl = _HEARTBEAT_MS
+        relay.heartbeat_timeout = 3 * _HEARTBEAT_MS
 
     def _someone_sends(self) -> bool:
         silent_since_s = time.monotonic() - SILENT_S
@@ -100,7 +153,9 @@ class RelayServer:
         """Answer the handshake's question: is this key one of the run's, and whose?"""
         version, request_id, domain, _, _, mechanism, *credentials = self._zap.recv_multipart()
         node_rank = self._node_of.get(credentials[0]) if len(credentials) == 1 else None
-        if node_rank is None or mechanism != b"CURVE" or domain != _ZAP_DOMAIN:
+        if node_rank is None and self._derive_keys():
+            reply = [b"300", b"try again", b"", b""]
+        elif node_rank is None or mechanism != b"CURVE" or domain != _ZAP_DOMAIN:
             reply = [b"400", b"no key of this run", b"", b""]
         else:
             reply = [b"200", b"OK", b"%d" % node_rank, b""]
@@ -112,6 +167,7 @@ class RelayServer:
         question = decode(frames[1].buffer, Question) if len(frames) == 2 else None
         if question is None:
             return
+        self._strangers.pop(int(frames[1].get(zmq.SRCFD)), None)
         node_rank = int(str(frames[1].get("User-Id")))
         if node_rank not in self.nodes:
             self.nodes[node_rank] = NodeStore(self._run_dir / RECORDING, node_rank, self._limits)

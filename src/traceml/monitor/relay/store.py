@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from traceml.errors import TraceMLError
+from traceml.files import open_regular
 from traceml.monitor.relay.names import Landing, landing
 from traceml.monitor.relay.protocol import Answer, Limits, Piece, Question, State, Status
 from traceml.recording import layout
@@ -178,7 +179,7 @@ def digest_before(path: Path, unit_bytes: int, offset: int) -> bytes:
     """Of the last row (or last bytes of lines) before `offset`; both ends compute it."""
     end = (layout.HEADER_SIZE if unit_bytes > 1 else 0) + offset * unit_bytes
     length = min(end, unit_bytes if unit_bytes > 1 else _DIGEST_BYTES) if offset else 0
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         file.seek(end - length)
         return hashlib.blake2b(file.read(length), digest_size=16).digest()
 

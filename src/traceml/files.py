@@ -1,0 +1,36 @@
+"""Reads files that may be anything: a FIFO, a device, a terabyte. Never waits, never reads beyond a limit."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+READ_FLAGS: Final = (
+    os.O_RDONLY
+    | getattr(os, "O_BINARY", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_NONBLOCK", 0)  # else opening a FIFO waits for somebody who writes
+    | getattr(os, "O_NOCTTY", 0)
+)
+
+
+def open_regular(path: str | Path, flags: int = READ_FLAGS) -> int:
+    """A descriptor of a regular file; OSError for anything else."""
+    descriptor = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return descriptor
+
+
+def read_whole(path: str | Path, most_bytes: int) -> bytes:
+    """All of it; OSError if that is more than `most_bytes`."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        if os.fstat(file.fileno()).st_size <= most_bytes:
+            data = file.read(most_bytes + 1)
+            if len(data) <= most_bytes:
+                return data
+    raise OSError(errno.EFBIG, f"larger than {most_bytes / 1e6:,.0f} MB", str(path))

@@ -1,0 +1,41 @@
+"""The file names of a folder that may hold very many: a sweep leaves a few files per ended process."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+SETTLED_NS: Final = 2_000_000_000
+COSTLY_S: Final = 0.002
+PAUSES: Final = 50
+"""After a listing that took longer than `COSTLY_S`, this many times as long passes before the next one."""
+
+
+class FolderNames:
+    """Listed again only if the folder has changed, and seldom if listing takes long."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._changed_ns = 0
+        self._names: list[str] = []
+        self._not_before_s = 0.0
+
+    def look(self) -> list[str]:
+        """The names; the same list object as long as they were not listed again."""
+        began_s = time.monotonic()
+        if began_s < self._not_before_s:
+            return self._names
+        changed_ns = os.stat(self._folder).st_mtime_ns
+        if changed_ns != self._changed_ns:
+            self._names = os.listdir(self._folder)
+            # A file that comes within the same tick of the file system's clock does not change it again.
+            self._changed_ns = changed_ns if time.time_ns() - changed_ns > SETTLED_NS else 0
+            took_s = time.monotonic() - began_s
+            self._not_before_s = began_s + PAUSES * took_s if took_s > COSTLY_S else 0.0
+        return self._names
+
+    def forget(self) -> None:
+        """List again at the next look."""
+        self._changed_ns, self._not_before_s = 0, 0.0

@@ -143,6 +143,41 @@ def test_a_full_disk_never_hurts_training(tmp_path: Path) -> None:
     assert done.stderr.count("end of a step failed") == 1
 
 
+def test_a_full_disk_stays_out_of_a_script_that_skips_failing_batches(tmp_path: Path) -> None:
+    """Events and rows that find no space raise nothing: the script skips its own bad batches only."""
+    write(
+        tmp_path,
+        """
+        import collections
+        seen, batches = collections.Counter(), iter(DataLoader(TensorDataset(torch.randn(24000, 8)), 4))
+        while True:
+            if sum(seen.values()) == 100:  # the recording has begun: take what is left of the disk
+                with open("small/rest", "wb", buffering=0) as rest:
+                    try:
+                        while rest.write(bytes(512)):
+                            pass
+                    except OSError:
+                        pass
+            try:
+                (x,) = next(batches)
+                optimizer.zero_grad()
+                model(x[:, :5] if sum(seen.values()) % 3 else x).pow(2).mean().backward()
+                optimizer.step()
+                seen["trained"] += 1
+            except StopIteration:
+                break
+            except Exception as problem:
+                seen[type(problem).__name__] += 1
+        print(dict(seen))
+        """,
+    )
+    command = (sys.executable, "-m", "traceml", "run", "train.py", "--logs-dir", "small", "--run-name", "r")
+    done = with_small_disk(tmp_path, *command)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "{'trained': 2000, 'RuntimeError': 4000}\n"
+    assert done.stderr.count("events are no longer recorded (No space left on device)") == 1
+
+
 def with_small_disk(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """Run the command in `folder`, where `small` is a disk of 1.2 MB in a mount namespace of its own."""
     (folder / "small").mkdir()

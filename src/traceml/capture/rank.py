@@ -15,7 +15,7 @@ from traceml.capture.device import Device, TorchDevice
 from traceml.capture.switch import ROW, SLOTS, Switch, is_in_c
 from traceml.capture.wrap import timed
 from traceml.recording import layout
-from traceml.recording.writer import RecordingWriter
+from traceml.recording.writer import RecordingWriter, mark_replaced
 from traceml.schema import catalog as c
 
 MOST_NAMES: Final = 1000
@@ -70,7 +70,7 @@ def _open_writer(folder: str, who: dict[str, Any], header: dict[str, Any]) -> tu
         try:
             return stem, RecordingWriter(stem + ".steps", c.STEP_COLUMNS, header)
         except FileExistsError:
-            continue
+            mark_replaced(stem + ".steps")
     raise FileExistsError(f"{folder}: {MOST_NAMES} recordings of process {who['pid']}")
 
 

@@ -51,6 +51,16 @@ def write_rows(fd: int, data: bytes, offset: int, row_size: int, durable: bool =
             os.fdatasync(fd)
 
 
+def mark_replaced(path: str) -> None:
+    """The process that wrote this recording replaced itself. A state that it gave itself stays."""
+    fd = os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+    try:
+        if os.pread(fd, 1, layout.LIVE_STATE) == bytes([layout.STATE_RUNNING]):
+            write_all(fd, bytes([layout.STATE_REPLACED]), layout.LIVE_STATE)
+    finally:
+        os.close(fd)
+
+
 _NO_DESCRIPTOR: Final[dict[str, Any]] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 

@@ -9,7 +9,7 @@ import time
 from traceml.cli.main import Parser
 from traceml.monitor.loop import Monitor
 from traceml.runs import folder as run_folder
-from traceml.runs.liveness import is_alive
+from traceml.runs.liveness import is_alive, start_time
 from traceml.settings import resolve
 
 
@@ -21,6 +21,9 @@ def main(words: list[str]) -> int:
     parser.add_argument("--logs-dir")
     parser.add_argument("command", nargs="*")
     given = parser.parse_args(words)
+    if hasattr(os, "fork") and os.fork():
+        os._exit(0)  # not a child of the script, which may wait for all of its children
+    began = start_time(given.pid)
     flags = {"run_name": given.run_name, "logs_dir": given.logs_dir}
     settings = resolve({k: v for k, v in flags.items() if v}, {})
     script = next((w for w in given.command if w.endswith(".py")), "run")
@@ -31,7 +34,7 @@ def main(words: list[str]) -> int:
     os.close(1)  # the process waits only for this line
 
     def poll(seconds: float) -> int | None:
-        if not is_alive(given.pid) or os.getppid() != given.pid:
+        if not is_alive(given.pid) or start_time(given.pid) != began:
             return 0
         time.sleep(seconds)
         return None

@@ -49,7 +49,6 @@ def init(run_name: str | None = None, logs_dir: str | None = None) -> bool:
         if run_dir is None:
             return False
         os.environ["TRACEML_RUN_DIR"] = run_dir  # children of this process are part of the run
-        say(f"recording in {run_dir}")
     return install.activate(run_dir=run_dir) is not None
 
 
@@ -76,7 +75,10 @@ def _start_monitor(run_name: str | None, logs_dir: str | None) -> str | None:
     line = process.stdout.readline().strip()  # the monitor is a process of its own by now
     process.stdout.close()
     process.wait()
-    return line or None
+    run_dir, _, home = line.partition("\t")
+    if run_dir:
+        say(f"recording in {home}")
+    return run_dir or None
 
 
 def _is_interactive() -> bool:

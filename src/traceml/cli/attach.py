@@ -8,6 +8,7 @@ import time
 
 from traceml.cli.main import Parser
 from traceml.monitor.loop import Monitor
+from traceml.monitor.mirror import Mirror
 from traceml.runs import folder as run_folder
 from traceml.runs.liveness import is_alive, start_time
 from traceml.settings import resolve
@@ -28,8 +29,10 @@ def main(words: list[str]) -> int:
     settings = resolve({k: v for k, v in flags.items() if v}, {})
     script = next((w for w in given.command if w.endswith(".py")), "run")
     folder = run_folder.create(settings.logs_dir, settings.run_name, script, settings.overwrite)
-    monitor = Monitor(folder, given.command, settings)
-    sys.stdout.write(f"{folder}\n")
+    home, folder = folder, run_folder.recorded_in(folder)
+    mirror = Mirror(folder, home)
+    monitor = Monitor(folder, given.command, settings, mirror.safe_rows)
+    sys.stdout.write(f"{folder}\t{home}\n")
     sys.stdout.flush()
     os.close(1)  # the process waits only for this line
 
@@ -40,5 +43,5 @@ def main(words: list[str]) -> int:
         return None
 
     monitor.watch(poll)
-    monitor.finish(None, [], drain=list, quiet=settings.quiet)
+    monitor.finish(None, [], drain=list, settle=mirror.close, quiet=settings.quiet)
     return 0

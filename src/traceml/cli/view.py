@@ -14,6 +14,7 @@ from traceml.monitor.result import build, encode, has_more, write
 from traceml.present.text import render
 from traceml.runs import summary_file
 from traceml.runs.folder import RECORDING
+from traceml.runs.liveness import monitor_lives, this_process
 from traceml.runs.manifest import SUMMARY_JSON, read_manifest, recovered_manifest, write_manifest
 from traceml.schema.summary import Summary
 
@@ -55,6 +56,7 @@ def main(words: list[str]) -> int:
 def load(name: str, logs: Path) -> Summary:
     """A summary from a file, a run folder or a run name."""
     folder = _folder(name, logs)
+    _fetch(folder)
     if os.path.isdir(folder / RECORDING) and not (folder / SUMMARY_JSON).exists():
         return rebuild(folder)
     reading = summary_file.read(summary_file.locate(name, logs))
@@ -69,6 +71,19 @@ def load(name: str, logs: Path) -> Summary:
 
 def _folder(name: str, logs: Path) -> Path:
     return Path(name) if os.path.exists(name) else logs / name
+
+
+def _fetch(folder: Path) -> None:
+    """Rows that a killed monitor left on this machine's disk, because the run's folder is on a network."""
+    manifest = read_manifest(folder)
+    local, who = manifest.get("recorded_in"), manifest.get("monitor_process")
+    is_here = isinstance(who, dict) and who.get("boot") == this_process()["boot"]
+    if not (is_here and isinstance(local, str) and os.path.isdir(os.path.join(local, RECORDING))):
+        return
+    if not os.path.samefile(local, folder) and not monitor_lives(folder, manifest):
+        from traceml.monitor.relay.merge import merge_node_folder
+
+        merge_node_folder(Path(local), folder, None)
 
 
 def merge(name: str, logs: Path, sources: list[str]) -> Summary:

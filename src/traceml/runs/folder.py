@@ -12,6 +12,7 @@ from typing import Final
 from traceml.errors import CommandError, say
 from traceml.recording import layout
 from traceml.runs.liveness import monitor_lives
+from traceml.runs.local_disk import is_local
 from traceml.runs.manifest import MANIFEST, mark_as_run, read_manifest
 
 RECORDING: Final = layout.FOLDER
@@ -35,18 +36,32 @@ def create(logs_dir: str, run_name: str | None, target: str, overwrite: bool) ->
         logs.mkdir(parents=True, exist_ok=True)
         return _claim(logs, name, explicit=run_name is not None, overwrite=overwrite)
     except OSError as problem:
+        import tempfile  # rarely needed, and `traceml run` should start the command soon
+
         # Training comes first: an unwritable folder costs the place of the logs, not the run.
-        fallback = _temporary_folder()
+        fallback = _temporary_folder(tempfile.gettempdir())
         say(f"cannot write to {logs} ({problem.strerror}); recording in {fallback} (see --logs-dir)")
         return _claim(fallback, name, explicit=False, overwrite=False)
 
 
-def _temporary_folder() -> Path:
-    """Like `mkdtemp`, but with the mode that the user's umask gives."""
-    import tempfile  # rarely needed, and `traceml run` should start the command soon
+def recorded_in(home: Path) -> Path:
+    """Where to record: in the run's folder, or on a local disk if that is on a network file system."""
+    if is_local(home):
+        return home
+    import tempfile
 
+    for place in (tempfile.gettempdir(), "/dev/shm"):  # noqa: S108 - a folder of our own is made there
+        if is_local(place) and os.access(place, os.W_OK):
+            local = _temporary_folder(place) / home.name
+            (local / RECORDING).mkdir(parents=True)
+            return local
+    return home
+
+
+def _temporary_folder(place: str) -> Path:
+    """Like `mkdtemp`, but with the mode that the user's umask gives."""
     while True:
-        folder = Path(tempfile.gettempdir()) / f"traceml-{os.urandom(4).hex()}"
+        folder = Path(place) / f"traceml-{os.urandom(4).hex()}"
         try:
             folder.mkdir()
         except FileExistsError:

@@ -25,14 +25,14 @@ _GRACE_S: Final = 5.0
 class Relay:
     """A run on one machine has none. Trouble here never touches training."""
 
-    def __init__(self, node: ThisNode, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, node: ThisNode, folder: Path, home: Path, environment: Mapping[str, str]) -> None:
         self._node = node
         self._server: RelayServer | None = None
         self._client: RelayClient | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         if node.count > 1:
-            failsafe("the relay between machines", None)(self._start)(folder, environment)
+            failsafe("the relay between machines", None)(self._start)(folder, home, environment)
 
     def safe_rows(self, name: str) -> int:
         """How many rows of this recording of ours node 0 has as well."""
@@ -54,7 +54,7 @@ class Relay:
             if nodes
         ]
 
-    def _start(self, folder: Path, environment: Mapping[str, str]) -> None:
+    def _start(self, folder: Path, home: Path, environment: Mapping[str, str]) -> None:
         if not can_start_threads(THREADS):
             raise TraceMLError("the process limit leaves no threads for it")
         from traceml.monitor.relay.client import RelayClient
@@ -63,9 +63,9 @@ class Relay:
 
         end: RelayServer | RelayClient
         if self._node.is_first:
-            end = self._server = RelayServer(self._node, folder, environment, Limits())
+            end = self._server = RelayServer(self._node, folder, environment, Limits(), home)
         else:
-            end = self._client = RelayClient(self._node, folder, environment)
+            end = self._client = RelayClient(self._node, folder, environment, home)
         self._thread = threading.Thread(target=self._run, args=(end,), name="traceml-relay", daemon=True)
         self._thread.start()
 

@@ -85,7 +85,8 @@ class _SentFile:
 class Outbox:
     """All files of one node's run folder on their way to node 0."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, node_rank: int | None = 0) -> None:
+        self._node_rank = node_rank
         self.given_up: dict[str, str] = {}
         """Files that will not reach node 0, and why."""
         self.has_more = False
@@ -153,7 +154,7 @@ class Outbox:
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
             if path.name in self._files or path.name in self.given_up:
                 continue
-            place = landing(path.name, 0)
+            place = landing(path.name, self._node_rank)
             if place is not None:
                 try:
                     self._files[path.name] = _SentFile(path, place.has_rows)

@@ -33,9 +33,17 @@ SILENT_S: Final = 10.0
 class RelayServer:
     """Use from one thread."""
 
-    def __init__(self, node: ThisNode, run_dir: Path, environment: Mapping[str, str], limits: Limits) -> None:
-        """`run_dir` is node 0's run folder."""
-        key = create_key(run_dir, environment)
+    def __init__(
+        self,
+        node: ThisNode,
+        run_dir: Path,
+        environment: Mapping[str, str],
+        limits: Limits,
+        home: Path | None = None,
+    ) -> None:
+        """`run_dir` is where node 0 records; `home`, if given, is its folder on the shared disk."""
+        self._home = home or run_dir
+        key = create_key(self._home, environment)
         self.nodes: dict[int, NodeStore] = {}
         """Every node that was heard."""
         self._run_dir = run_dir
@@ -49,7 +57,7 @@ class RelayServer:
             self._protect(key)
             self._socket.bind(f"tcp://*:{node.relay_port or '*'}")
             self.port = int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
-            address.publish(run_dir, node.master_addr, self.port, key.server().public)
+            address.publish(self._home, node.master_addr, self.port, key.server().public)
         except (zmq.ZMQError, OSError):
             self._context.destroy(linger=0)
             raise
@@ -75,7 +83,7 @@ class RelayServer:
         deadline = time.monotonic() + drain_seconds
         while time.monotonic() < deadline and self._someone_sends():
             self.pump(min(0.05, max(0.0, deadline - time.monotonic())))
-        address.withdraw(self._run_dir, self.port)
+        address.withdraw(self._home, self.port)
         self._context.destroy(linger=200)
         return all(node.complete for node in self.nodes.values())
 

@@ -44,7 +44,7 @@ class _Landed:
 class NodeStore:
     """The files of one other node in node 0's recording folder, and what is known about that node."""
 
-    def __init__(self, folder: Path, node_rank: int, limits: Limits) -> None:
+    def __init__(self, folder: Path, node_rank: int | None, limits: Limits) -> None:
         self.received_bytes = 0
         self.heard_at_s = 0.0
         self.complete: bool | None = None
@@ -167,7 +167,8 @@ class NodeStore:
         self._used_bytes += more_bytes
 
     def _present(self) -> list[Path]:
-        return [path for path in self._folder.glob(f"*.node{self._node_rank}.*") if path.is_file()]
+        names = "*" if self._node_rank is None else f"*.node{self._node_rank}.*"
+        return [path for path in self._folder.glob(names) if path.is_file()]
 
     def _on_disk(self) -> int:
         """Bytes that the files take; holes do not count."""

@@ -81,9 +81,9 @@ def _fetch(folder: Path) -> None:
     if not (is_here and isinstance(local, str) and os.path.isdir(os.path.join(local, RECORDING))):
         return
     if not os.path.samefile(local, folder) and not monitor_lives(folder, manifest):
-        from traceml.monitor.relay.merge import merge_node_folder
+        from traceml.monitor.mirror import Mirror
 
-        merge_node_folder(Path(local), folder, None)
+        Mirror(Path(local), folder, start=False).copy_once()
 
 
 def merge(name: str, logs: Path, sources: list[str]) -> Summary:

@@ -28,7 +28,7 @@ CLOSE_S: Final = 10.0
 class Mirror:
     """From `local` to `home`; does nothing if they are the same."""
 
-    def __init__(self, local: Path, home: Path) -> None:
+    def __init__(self, local: Path, home: Path, start: bool = True) -> None:
         self._local, self._home = local, home
         self._outbox: Outbox | None = None
         self.safe_rows: list[Callable[[str], int]] = []
@@ -37,7 +37,7 @@ class Mirror:
         self._complete = False
         self._copied: dict[str, bytes] = {}
         self._thread: threading.Thread | None = None
-        if local != home:
+        if local != home and start:
             self.safe_rows.append(self._acknowledged)
             self._thread = threading.Thread(target=self._run, name="traceml-mirror", daemon=True)
             failsafe("copying the run to its folder", None)(self._thread.start)()
@@ -54,6 +54,12 @@ class Mirror:
             return self._local
         shutil.rmtree(self._local.parent, ignore_errors=True)
         return self._home
+
+    def copy_once(self) -> bool:
+        """Copy everything that is there now; whether that worked."""
+        self._stop.set()
+        self._run()
+        return self._complete
 
     def _acknowledged(self, name: str) -> int:
         return self._outbox.acknowledged(name) if self._outbox is not None else 0

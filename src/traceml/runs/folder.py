@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +19,7 @@ from traceml.runs.local_disk import is_local
 from traceml.runs.manifest import MANIFEST, mark_as_run, read_manifest
 
 RECORDING: Final = layout.FOLDER
+ANSWER_S: Final = 10.0
 MOST_STEM_BYTES: Final = 150
 """Of a script's name in the run's: file systems take 255, and the time and a number follow."""
 
@@ -33,8 +37,7 @@ def create(logs_dir: str, run_name: str | None, target: str, overwrite: bool) ->
     logs = Path(logs_dir)
     try:
         logs = logs.absolute()  # fails in a folder that has been removed
-        logs.mkdir(parents=True, exist_ok=True)
-        return _claim(logs, name, explicit=run_name is not None, overwrite=overwrite)
+        return _answered(lambda: _claim(logs, name, explicit=run_name is not None, overwrite=overwrite))
     except OSError as problem:
         import tempfile  # rarely needed, and `traceml run` should start the command soon
 
@@ -69,7 +72,33 @@ def _temporary_folder(place: str) -> Path:
         return folder
 
 
+def _answered(work: Callable[[], Path]) -> Path:
+    """What `work` returns or raises; OSError if the file system does not answer, as a network's may not."""
+    made: list[Path] = []
+    raised: list[Exception] = []
+
+    def run() -> None:
+        try:
+            made.append(work())
+        except (OSError, CommandError) as problem:
+            raised.append(problem)
+
+    thread = threading.Thread(target=run, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # at the process limit
+        run()
+    else:
+        thread.join(ANSWER_S)
+    if raised:
+        raise raised[0]
+    if not made:
+        raise OSError(errno.ETIMEDOUT, f"no answer for {ANSWER_S:.0f} s")
+    return made[0]
+
+
 def _claim(logs: Path, name: str, explicit: bool, overwrite: bool) -> Path:
+    logs.mkdir(parents=True, exist_ok=True)
     folder, number = logs / name, 1
     while True:
         try:

@@ -160,8 +160,8 @@ class NodeStore:
             self._used_bytes = self._on_disk()  # what was rolled up meanwhile takes no space
         if self._used_bytes + more_bytes > self._limits.node_bytes:
             raise Refusal(f"node {self._node_rank} has used its {self._limits.node_bytes} bytes")
-        disk = os.statvfs(self._folder)
-        if disk.f_bavail * disk.f_frsize < more_bytes + self._limits.keep_free_bytes:
+        keep, disk = self._limits.keep_free_bytes, os.statvfs(self._folder)
+        if keep and disk.f_bavail * disk.f_frsize < more_bytes + keep:
             raise OSError(errno.ENOSPC, "node 0's disk is nearly full")
         self._names.add(path.name)
         self._used_bytes += more_bytes

@@ -13,7 +13,7 @@ help:
 	@echo "make demo      install into .venv and run a slow-input training under traceml"
 	@echo "make check     the quick loop: format, lint, types, unit tests"
 	@echo "make test      install what tests need and run everything but the long tests"
-	@echo "make test-long random kills, network namespaces, thousands of ranks"
+	@echo "make test-long random kills, network namespaces, thousands of ranks, sanitizers"
 	@echo "make accuracy  run the fault-injected trainings and print injected against measured"
 	@echo "make bench     measure overhead and scale and write docs/performance.md"
 	@echo "make dist          build the sdist and the wheels in dist/"

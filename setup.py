@@ -18,6 +18,7 @@ def c_switch() -> dict[str, Any]:
         "traceml.capture._switch",
         ["src/traceml/capture/_switch.c"],
         py_limited_api=True,
+        extra_compile_args=["-fwrapv"],  # as for Python itself: sums of times wrap
         optional=True,
     )
     return {"ext_modules": [extension], "options": {"bdist_wheel": {"py_limited_api": "cp310"}}}

@@ -98,7 +98,7 @@ def compile_switch(sources: Path, machine: str, headers: Path, binary: Path) -> 
     """The C switch for this architecture."""
     target = f"{machine}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"
     zig = [sys.executable, "-m", "ziglang", "cc", "-target", target]
-    flags = ["-O2", "-Wall", "-Werror", "-fPIC", "-shared", "-s", f"-I{headers}"]
+    flags = ["-O2", "-fwrapv", "-Wall", "-Werror", "-fPIC", "-shared", "-s", f"-I{headers}"]
     run([*zig, *flags, str(sources / SOURCE), "-o", str(binary)])
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "final_summary", "init", "phase", "summary", "trace_step"]
+__all__ = ["__version__", "final_summary", "init", "phase", "report", "summary", "trace_step"]
 
 if TYPE_CHECKING:
-    from traceml.capture.api import final_summary, init, phase, summary, trace_step
+    from traceml.capture.api import final_summary, init, phase, report, summary, trace_step
 
 
 def __getattr__(name: str) -> Any:

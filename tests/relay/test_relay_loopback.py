@@ -120,7 +120,7 @@ def this_node(index: int, run_name: str) -> ThisNode:
 def test_close_delivers_the_rest(tmp_path: Path) -> None:
     """The monitor's own relay: rows of the last moment arrive, node 0 waits for them and misses nothing."""
     run_dirs = [make_run(tmp_path / name) for name in ("r", "r.node1")]
-    ends = [RelayThread(this_node(i, "r"), run_dir, {}) for i, run_dir in enumerate(run_dirs)]
+    ends = [RelayThread(this_node(i, "r"), run_dir, run_dir, {}) for i, run_dir in enumerate(run_dirs)]
     rank = Rank(run_dirs[1], 1)
     until(lambda: bool(list(run_dirs[0].glob("recording/rank-1.node1.*"))))
     ending = ThreadPoolExecutor().submit(ends[0].close)
@@ -136,7 +136,7 @@ def test_close_delivers_the_rest(tmp_path: Path) -> None:
 def test_node0_says_what_is_missing(tmp_path: Path) -> None:
     """A node that never came is named in node 0's notes, with the command that adds its rows."""
     run_dir = make_run(tmp_path / "r")
-    (note,) = RelayThread(this_node(0, "r"), run_dir, {}).close()
+    (note,) = RelayThread(this_node(0, "r"), run_dir, run_dir, {}).close()
     assert note.startswith("Nothing came from node 1: `traceml view --merge`")
 
 

@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 from tests.running.scripts import write
 from tests.scenarios.scenario import SRC, traceml
@@ -74,15 +76,7 @@ def test_final_summary_returns_what_was_recorded_so_far(tmp_path: Path) -> None:
 def test_init_in_a_directly_launched_script_gives_the_same_result(tmp_path: Path) -> None:
     """`python train.py` with traceml.init(): a detached monitor writes the same summary, and goes away."""
     script = write(tmp_path, "import traceml\nassert traceml.init(run_name='direct')\ntrain(30)\n")
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(SRC)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_directly(tmp_path, str(script))
     assert done.returncode == 0, done.stderr
     path = tmp_path / "logs" / "direct" / "final_summary.json"
     deadline = time.monotonic() + 60
@@ -96,6 +90,57 @@ def test_init_in_a_directly_launched_script_gives_the_same_result(tmp_path: Path
     while Path(f"/proc/{manifest['monitor_pid']}").exists():
         assert time.monotonic() < deadline, "the monitor stayed behind"
         time.sleep(0.05)
+
+
+def run_directly(folder: Path, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Python of this checkout, without `traceml run`."""
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **more,
+    )
+
+
+def test_init_adds_no_child_that_a_script_would_wait_for(tmp_path: Path) -> None:
+    """A script that collects its children until there is none left comes to an end."""
+    script = write(
+        tmp_path,
+        """
+        import os, traceml
+        assert traceml.init(run_name="direct")
+        train(5)
+        children = {os.posix_spawn("/bin/true", ["true"], os.environ) for _ in range(2)}
+        try:
+            while True:
+                children.remove(os.wait()[0])
+        except ChildProcessError:
+            print("left", children)
+        """,
+    )
+    done = run_directly(tmp_path, str(script))
+    assert (done.returncode, done.stdout) == (0, "left set()\n"), done.stderr
+
+
+def test_a_notebook_is_told_where_it_records_and_prints_its_report(tmp_path: Path) -> None:
+    """Cells in an interactive Python: init() names the folder, and report() prints to standard output."""
+    write(tmp_path, "", name="cells.py")
+    cells = """
+        from cells import *
+        import traceml
+        traceml.init(run_name="notebook")
+        train(30)
+        traceml.report()
+        train(10)
+        traceml.report()
+    """
+    done = run_directly(tmp_path, "-i", "-q", input=textwrap.dedent(cells))
+    assert f"traceml: recording in {tmp_path / 'logs' / 'notebook'}\n" in done.stderr
+    assert done.stdout.count("Verdict") == 2
 
 
 def test_init_under_traceml_run_changes_nothing(tmp_path: Path) -> None:

@@ -238,6 +238,25 @@ def test_standard_output_carries_the_training_s_bytes_only(tmp_path: Path) -> No
     assert b"ERROR" not in traced.stderr
 
 
+def test_a_process_that_replaces_itself_has_not_crashed(tmp_path: Path) -> None:
+    """`os.execv` after some steps: an earlier attempt that ended well, with all rows."""
+    write(
+        tmp_path,
+        """
+        import os
+        train(16)
+        if "again" not in sys.argv:
+            os.execv(sys.executable, [sys.executable, sys.argv[0], "again"])
+        """,
+    )
+    done = traceml("run", "train.py", "--run-name", "r", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = json.loads((tmp_path / "logs" / "r" / "final_summary.json").read_text())["run"]
+    assert (run["steps"]["total"], run["recorded_steps"]) == (16, 32)
+    assert [attempt["reason"] for attempt in run["ranks"]["earlier_attempts"]] == [None]
+    assert "crashed" not in done.stderr
+
+
 def test_view_rebuilds_a_summary_that_was_made_too_early(tmp_path: Path) -> None:
     """A summary with fewer steps than the recording is never shown: the recording has the truth."""
     traceml("run", str(write(tmp_path, "train(8)")), "--run-name", "early", cwd=tmp_path)

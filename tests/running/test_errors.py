@@ -143,6 +143,65 @@ def test_a_full_disk_never_hurts_training(tmp_path: Path) -> None:
     assert done.stderr.count("end of a step failed") == 1
 
 
+def test_a_full_disk_stays_out_of_a_script_that_skips_failing_batches(tmp_path: Path) -> None:
+    """Events and rows that find no space raise nothing: the script skips its own bad batches only."""
+    write(
+        tmp_path,
+        """
+        import collections
+        seen, batches = collections.Counter(), iter(DataLoader(TensorDataset(torch.randn(24000, 8)), 4))
+        while True:
+            if sum(seen.values()) == 100:  # the recording has begun: take what is left of the disk
+                with open("small/rest", "wb", buffering=0) as rest:
+                    try:
+                        while rest.write(bytes(512)):
+                            pass
+                    except OSError:
+                        pass
+            try:
+                (x,) = next(batches)
+                optimizer.zero_grad()
+                model(x[:, :5] if sum(seen.values()) % 3 else x).pow(2).mean().backward()
+                optimizer.step()
+                seen["trained"] += 1
+            except StopIteration:
+                break
+            except Exception as problem:
+                seen[type(problem).__name__] += 1
+        print(dict(seen))
+        """,
+    )
+    command = (sys.executable, "-m", "traceml", "run", "train.py", "--logs-dir", "small", "--run-name", "r")
+    done = with_small_disk(tmp_path, *command)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "{'trained': 2000, 'RuntimeError': 4000}\n"
+    assert done.stderr.count("events are no longer recorded (No space left on device)") == 1
+
+
+def test_closed_standard_files_stay_closed(tmp_path: Path) -> None:
+    """`>&- 2>&-`: what the script writes to descriptors 0 to 2 fails as ever, and reaches no file of ours."""
+    script = write(
+        tmp_path,
+        """
+        import os
+        train(200)  # the recording grows meanwhile
+        wrong = []
+        for fd in (0, 1, 2):
+            try:
+                wrong.append(os.write(fd, b"mine" * 4096))
+            except OSError:
+                pass
+        train(200)
+        open("wrong", "w").write(str(wrong))
+        """,
+    )
+    run = f"{sys.executable} -m traceml run --run-name r {script} <&- >&- 2>&-"
+    subprocess.run(["sh", "-c", run], cwd=tmp_path, env={**os.environ, **ENVIRONMENT}, check=True)
+    assert (tmp_path / "wrong").read_text() == "[]"
+    found = json.loads((tmp_path / "logs" / "r" / "final_summary.json").read_text())
+    assert found["run"]["steps"]["total"] == 400
+
+
 def with_small_disk(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """Run the command in `folder`, where `small` is a disk of 1.2 MB in a mount namespace of its own."""
     (folder / "small").mkdir()

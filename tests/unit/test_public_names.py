@@ -18,7 +18,7 @@ from traceml.schema.recorded import RunFacts
 from traceml.schema.summary import SCHEMA
 from traceml.settings import SETTINGS
 
-PUBLIC = {"__version__", "final_summary", "init", "phase", "summary", "trace_step"}
+PUBLIC = {"__version__", "final_summary", "init", "phase", "report", "summary", "trace_step"}
 
 
 def test_public_names() -> None:

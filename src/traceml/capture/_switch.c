@@ -18,6 +18,10 @@
 #include <sys/resource.h>
 #endif
 
+#ifdef Py_GIL_DISABLED /* `gradients_ready` is called by other threads and relies on the interpreter's lock */
+#error "free-threaded Python uses the switch in Python"
+#endif
+
 /* Wheels for aarch64 are compiled with the headers of the machine that builds them. */
 _Static_assert(sizeof(void *) == SIZEOF_VOID_P && sizeof(long) == SIZEOF_LONG && sizeof(size_t) == SIZEOF_SIZE_T &&
                    sizeof(wchar_t) == SIZEOF_WCHAR_T,
@@ -111,10 +115,12 @@ static int64_t read_ns(clockid_t id) {
 }
 
 static int64_t call_ns(PyObject *clock) {
+    Py_INCREF(clock); /* it may replace itself while it runs */
     PyObject *value = PyObject_CallNoArgs(clock);
-    if (value == NULL) return -1;
-    int64_t ns = PyLong_AsLongLong(value);
-    Py_DECREF(value);
+    int64_t ns = value == NULL ? -1 : PyLong_AsLongLong(value);
+    if (ns == -1 && PyErr_Occurred()) PyErr_WriteUnraisable(clock); /* no caller expects this of a clock */
+    Py_DECREF(clock);
+    Py_XDECREF(value);
     return ns;
 }
 
@@ -440,7 +446,8 @@ static PyObject *Switch_rows_into(Switch *s, PyObject *args) {
     Py_buffer rows;
     if (PyObject_GetBuffer(target, &rows, PyBUF_WRITABLE) < 0) return NULL;
     Py_ssize_t least = (3 + cfg.recorded + 3) * 8 + 8 * 4 + 8;
-    if (offset < 0 || size < least || end > rows.len || (end - offset) % size) {
+    int fits = offset >= 0 && size >= least && end >= offset && end <= rows.len && (end - offset) % size == 0;
+    if (!fits || ((uintptr_t)rows.buf + (uintptr_t)offset) % 8 || size % 8) { /* a row is published by one atomic store */
         PyBuffer_Release(&rows);
         PyErr_SetString(PyExc_ValueError, "the rows do not fit");
         return NULL;
@@ -761,14 +768,19 @@ static int count_batch(Switch *s, PyObject *batch) {
         ids = PyDict_GetItemString(batch, "input_ids");
     }
     if (first == NULL) return 0;
+    Py_INCREF(first); /* its attributes may change the batch */
+    Py_XINCREF(ids);
     shape = PyObject_GetAttrString(first, "shape");
+    Py_DECREF(first);
     if (shape != NULL && PyTuple_Check(shape) && PyTuple_Size(shape) > 0)
         samples = PyLong_AsLongLong(PyTuple_GetItem(shape, 0));
     Py_XDECREF(shape);
+    if (PyErr_Occurred()) PyErr_Clear();
     if (ids != NULL) {
         PyObject *count = PyObject_CallMethod(ids, "numel", NULL);
         tokens = count == NULL ? -1 : PyLong_AsLongLong(count);
         Py_XDECREF(count);
+        Py_DECREF(ids);
     }
     if (PyErr_Occurred()) PyErr_Clear();
     if (samples < 0 || tokens < 0) return 0;
@@ -830,6 +842,7 @@ static PyObject *Seam_call(PyObject *self, PyObject *const *args, size_t nargsf,
     int is_compute = (way == cfg.forward || way == cfg.backward || way == cfg.optimizer) && !in_backward;
     long long outer = is_compute ? compute(s, way) : inside(s, way);
     if (outer == FAILED) return NULL;
+    if (outer == PASS) return call(m->original, args, nargsf, names);
     PyObject *result = call(m->original, args, nargsf, names);
     if (result == NULL) {
         PyObject *type, *value, *trace;
@@ -869,14 +882,20 @@ static PyObject *Seam_get(PyObject *self, PyObject *object, PyObject *type) {
 }
 
 static int Seam_init(Seam *m, PyObject *args, PyObject *kwargs) {
-    PyObject *sw;
-    if (!PyArg_ParseTuple(args, "OOOOOii", &m->original, &m->twin, &m->failed, &m->extra, &sw, &m->kind, &m->slot))
-        return -1;
-    if (!PyObject_TypeCheck(sw, (PyTypeObject *)cfg.switch_type) || m->slot < 0 || m->slot >= cfg.slots) {
+    PyObject *original, *twin, *failed, *extra, *sw;
+    int kind, slot;
+    if (!PyArg_ParseTuple(args, "OOOOOii", &original, &twin, &failed, &extra, &sw, &kind, &slot)) return -1;
+    if (!PyObject_TypeCheck(sw, (PyTypeObject *)cfg.switch_type) || slot < 0 || slot >= cfg.slots) {
         PyErr_SetString(PyExc_TypeError, "a Switch and one of its slots are expected");
         return -1;
     }
+    m->original = original;
+    m->twin = twin;
+    m->failed = failed;
+    m->extra = extra;
     m->sw = (Switch *)sw;
+    m->kind = kind;
+    m->slot = slot;
     m->call = Seam_call;
     /* A seam lives as long as the process: its references are never given back. */
     Py_INCREF(m->original);

@@ -22,6 +22,7 @@ from traceml.settings import is_switched_off
 
 HOW_TO_RECORD: Final = "start the script with `traceml run`, or call traceml.init() in it"
 SUMMARY_TIMEOUT_S: Final = 30.0
+IDLE_S: Final = 3600
 
 
 def _session(caller: str) -> Session | None:
@@ -62,13 +63,30 @@ def _start_monitor(run_name: str | None, logs_dir: str | None) -> str | None:
     command += ["--run-name", run_name] if run_name else []
     command += ["--logs-dir", logs_dir] if logs_dir else []
     command += ["--", *(getattr(sys, "orig_argv", None) or [sys.executable, *sys.argv])]
+    environment = dict(os.environ)
+    if _is_interactive():  # nobody hangs between two cells of a notebook
+        environment.setdefault("TRACEML_STALL_AFTER", str(IDLE_S))
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True, text=True
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
     )
     assert process.stdout is not None
-    line = process.stdout.readline().strip()  # the monitor answers with the run folder, then detaches
+    line = process.stdout.readline().strip()  # the monitor is a process of its own by now
     process.stdout.close()
-    return line or None
+    process.wait()
+    run_dir, _, home = line.partition("\t")
+    if run_dir:
+        say(f"recording in {home}")
+    return run_dir or None
+
+
+def _is_interactive() -> bool:
+    """A notebook, IPython or Python's own prompt: all of them set a prompt."""
+    return hasattr(sys, "ps1")
 
 
 def _enter_block() -> Switch | None:
@@ -169,9 +187,14 @@ def final_summary(print_text: bool = False, timeout_s: float = SUMMARY_TIMEOUT_S
         if outer is not None:
             session.switch.leave(outer)
     if summary is not None and print_text:
-        text = summary.get("text")
-        sys.stderr.write(f"{text}\n")
+        # Standard output is the training's, but in a notebook that is where the reader looks.
+        (sys.stdout if _is_interactive() else sys.stderr).write(f"{summary.get('text')}\n")
     return summary.get("summary") if summary is not None else None
+
+
+def report() -> None:
+    """Print the report of everything recorded so far."""
+    final_summary(print_text=True)
 
 
 def _await_answer(folder: Path, answer: Path, deadline: float) -> dict[str, Any] | None:

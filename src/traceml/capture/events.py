@@ -7,6 +7,7 @@ import os
 from typing import Any, Final
 
 from traceml.errors import say_once
+from traceml.recording.writer import open_apart
 
 MOST_PER_KIND: Final = 500
 
@@ -43,13 +44,12 @@ class EventLog:
 
     def _write(self, data: bytes) -> None:
         try:
-            fd = os.open(
-                self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o666
-            )
+            opened = open_apart(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             try:
-                os.write(fd, data)
+                os.write(opened[-1], data)
             finally:
-                os.close(fd)
+                for fd in opened:
+                    os.close(fd)
         except OSError as problem:
             say_once(f"events are no longer recorded ({problem.strerror}); training goes on")
             self._counts = dict.fromkeys(self._counts, MOST_PER_KIND)

@@ -6,6 +6,7 @@ import atexit
 import functools
 import gc
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,8 @@ def activate(watch: Any = None, run_dir: str | None = None) -> Session | None:
     listen(failsafe("noting a failure", None)(session.note_failure))
     watch = watch if watch is not None else ImportWatch()  # type: ignore[no-untyped-call]
     for patch in PATCHES:
+        if patch.measures is not None and patch.module not in sys.modules:
+            session.missing.append(patch.name)  # today all of these come with torch
         watch.when_imported(patch.module, functools.partial(_put_in, patch, session))
     wrap_known_optimizers(torch.optim.Optimizer, session)
     session.on_device = functools.partial(_time_copies, session)
@@ -58,7 +61,7 @@ def activate(watch: Any = None, run_dir: str | None = None) -> Session | None:
 
 
 def _put_in(patch: Patch, session: Session, _module: Any = None) -> None:
-    failsafe(f"patching {patch.module}.{patch.attribute}", None)(put_in)(patch, session)
+    failsafe(f"patching {patch.name}", None)(put_in)(patch, session)
 
 
 def _time_copies(session: Session) -> None:

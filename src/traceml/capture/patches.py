@@ -46,6 +46,11 @@ class Patch:
     measures: int | None = None
     also: tuple[str, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """Where it is found."""
+        return f"{self.module}.{self.attribute}"
+
 
 _OPTIMIZER = phase(c.OPTIMIZER)
 PATCHES: tuple[Patch, ...] = (
@@ -100,7 +105,7 @@ def put_in(patch: Patch, session: Session) -> None:
     original = getattr(owner, name, None) if owner is not None else None
     if original is None:
         if patch.attribute not in NEW_TORCH:
-            session.missing.append(f"{patch.module}.{patch.attribute}")
+            session.missing.append(patch.name)
         return
     if hasattr(original, ORIGINAL):
         return

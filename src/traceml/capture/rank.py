@@ -17,7 +17,7 @@ from traceml.capture.slots import ROW, SLOTS
 from traceml.capture.switch import Switch
 from traceml.capture.wrap import nothing, seen_through, timed
 from traceml.recording import layout
-from traceml.recording.writer import RecordingWriter
+from traceml.recording.writer import RecordingWriter, mark_replaced
 from traceml.schema import catalog as c
 
 MOST_NAMES: Final = 1000
@@ -72,7 +72,7 @@ def _open_writer(folder: str, who: dict[str, Any], header: dict[str, Any]) -> tu
         try:
             return stem, RecordingWriter(stem + ".steps", c.STEP_COLUMNS, header)
         except FileExistsError:
-            continue
+            mark_replaced(stem + ".steps")
     raise FileExistsError(f"{folder}: {MOST_NAMES} recordings of process {who['pid']}")
 
 

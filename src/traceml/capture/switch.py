@@ -282,7 +282,8 @@ class PythonSwitch:
 
     def rows_into(self, buffer: Any, offset: int, end: int, size: int, sequence: int) -> None:
         """From now on rows go here: the next one at `offset`, with the number after `sequence`."""
-        if offset < 0 or size < ROW.size + SEQUENCE.size or end > len(buffer) or (end - offset) % size:
+        fits = size >= ROW.size + SEQUENCE.size and 0 <= offset <= end <= len(buffer)
+        if not fits or (end - offset) % size or offset % SEQUENCE.size or size % SEQUENCE.size:
             raise ValueError("the rows do not fit")
         self.row_map = buffer
         self.row_at, self.row_end, self.row_size = offset, end, size

@@ -14,6 +14,7 @@ from traceml.errors import CommandError, failsafe, say
 from traceml.monitor import launch, native
 from traceml.monitor.child import Child, end_like
 from traceml.monitor.loop import Monitor
+from traceml.monitor.mirror import Mirror
 from traceml.monitor.relay.background import Relay
 from traceml.monitor.this_node import ThisNode, find_this_node
 from traceml.runs import folder as run_folder
@@ -60,10 +61,11 @@ def main(words: list[str]) -> int:
     except OSError as problem:  # not even in the temporary folder
         say(f"no folder for the recording ({problem.strerror}); running the command without TraceML")
         return native.become(command, launch.given_environment())
+    home, folder = folder, run_folder.recorded_in(folder)
     child = _start(command, folder)
     # For the monitor only. At the process limit the threads of a numerical library would be fatal to it.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    code = failsafe("watching the run", None)(_watch)(child, command, settings, node, folder)
+    code = failsafe("watching the run", None)(_watch)(child, command, settings, node, folder, home)
     return end_like(child.wait_to_the_end() if code is None else code)
 
 
@@ -79,12 +81,16 @@ def _start(command: list[str], folder: Path) -> Child:
         raise CommandError(f"{command[0]}: cannot be started ({problem.strerror})") from None
 
 
-def _watch(child: Child, command: list[str], settings: Settings, node: ThisNode, folder: Path) -> int:
+def _watch(
+    child: Child, command: list[str], settings: Settings, node: ThisNode, folder: Path, home: Path
+) -> int:
     """From the start of the command to the verdict; returns the command's exit code."""
-    relay = Relay(node, folder, os.environ)
-    monitor = Monitor(folder, command, settings, None if node.is_first else relay.safe_rows)
+    relay, mirror = Relay(node, folder, home, os.environ), Mirror(folder, home)
+    safe_rows = mirror.safe_rows + ([] if node.is_first else [relay.safe_rows])
+    monitor = Monitor(folder, command, settings, safe_rows)
     code = monitor.watch(child.wait)
-    monitor.finish(code, child.signals, relay.close, quiet=settings.quiet or not node.is_first)
+    quiet = settings.quiet or not node.is_first
+    monitor.finish(code, child.signals, relay.close, mirror.close, quiet)
     return code
 
 

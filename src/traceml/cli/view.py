@@ -14,6 +14,7 @@ from traceml.monitor.result import build, encode, has_more, write
 from traceml.present.text import render
 from traceml.runs import summary_file
 from traceml.runs.folder import RECORDING
+from traceml.runs.liveness import monitor_lives, this_process
 from traceml.runs.manifest import SUMMARY_JSON, read_manifest, recovered_manifest, write_manifest
 from traceml.runs.summary_file import Reading
 from traceml.schema.summary import Summary
@@ -56,6 +57,8 @@ def main(words: list[str]) -> int:
 def load(name: str, logs: Path) -> Summary:
     """A summary from a file, a run folder or a run name."""
     path = summary_file.find(name, logs)
+    if os.path.isdir(path):
+        _fetch(path)
     if os.path.isdir(path) and not summary_file.exists(path / SUMMARY_JSON) and _has_recording(path):
         return rebuild(path)
     reading = current(summary_file.locate(name, logs))
@@ -83,6 +86,19 @@ def _has_recording(folder: Path) -> bool:
     except OSError as problem:
         raise CommandError(f"{summary_file.shown(path)}: cannot be read ({problem.strerror})") from None
     return True
+
+
+def _fetch(folder: Path) -> None:
+    """Rows that a killed monitor left on this machine's disk, because the run's folder is on a network."""
+    manifest = read_manifest(folder)
+    local, who = manifest.get("recorded_in"), manifest.get("monitor_process")
+    is_here = isinstance(who, dict) and who.get("boot") == this_process()["boot"]
+    if not (is_here and isinstance(local, str) and os.path.isdir(os.path.join(local, RECORDING))):
+        return
+    if not os.path.samefile(local, folder) and not monitor_lives(folder, manifest):
+        from traceml.monitor.mirror import Mirror
+
+        Mirror(Path(local), folder, start=False).copy_once()
 
 
 def merge(name: str, logs: Path, sources: list[str]) -> Summary:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,13 +30,14 @@ class Monitor:
         folder: Path,
         command: list[str],
         settings: Settings,
-        safe_rows: Callable[[str], int] | None = None,
+        safe_rows: Sequence[Callable[[str], int]] = (),
     ) -> None:
-        """`safe_rows` says how many rows of a recording node 0 has too; only those may be rolled up here."""
+        """Each of `safe_rows` says how many rows of a recording are in another place too (node 0, the run's
+        folder on a network); only those may be rolled up here."""
         self.folder = folder
         self._settings = settings
-        self._safe_rows = safe_rows
-        machine = {"oom_kills": oom_kills(), "cores": usable_cores()}
+        self._safe_rows = (lambda name: min(safe(name) for safe in safe_rows)) if safe_rows else None
+        machine = {"oom_kills": oom_kills(), "cores": usable_cores(), "recorded_in": str(folder)}
         self._manifest = manifests.begin_manifest(
             folder, command, settings.mode, environment_facts(), machine
         )
@@ -76,9 +77,15 @@ class Monitor:
         return code
 
     def finish(
-        self, code: int | None, signals: list[int], drain: Callable[[], list[str]], quiet: bool
+        self,
+        code: int | None,
+        signals: list[int],
+        drain: Callable[[], list[str]],
+        settle: Callable[[], Path],
+        quiet: bool,
     ) -> None:
-        """Record how the run ended, `drain` what other machines still send, and make the result."""
+        """Record how the run ended, `drain` what other machines still send, make the result, and `settle` it
+        in the run's folder."""
         kills = oom_kills_since(self._manifest["oom_kills"])
         ended = manifests.end_manifest(self._manifest, code, signals, kills, own_cost())
         manifests.save(self.folder, ended)
@@ -87,7 +94,7 @@ class Monitor:
             manifests.save(self.folder, ended)
         from traceml.monitor.result import finish
 
-        finish(self.folder, ended, quiet)
+        finish(self.folder, ended, settle, quiet)
 
     def _prepare(self) -> None:
         # Imported only now, while the command is starting.

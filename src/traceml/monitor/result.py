@@ -81,8 +81,8 @@ def write(folder: Path, summary: Summary) -> None:
 
 
 @failsafe("making the summary", None)
-def finish(folder: Path, manifest: dict[str, Any], quiet: bool) -> None:
-    """Make the summary of an ended run, write it, print it to standard error.
+def finish(folder: Path, manifest: dict[str, Any], settle: Callable[[], Path], quiet: bool) -> None:
+    """Make the summary of an ended run, write it, print it to standard error. `settle` says where it is then.
 
     Each part is guarded by itself: the verdict appears on the screen even if a file cannot be written.
     """
@@ -94,8 +94,11 @@ def finish(folder: Path, manifest: dict[str, Any], quiet: bool) -> None:
     ]
     if not quiet:
         sys.stderr.write("\n" + failsafe("rendering the summary", "")(render)(summary))
+        sys.stderr.flush()
+    home = settle()
+    if not quiet:
         if written:
-            sys.stderr.write(f"Summary: {_short(folder / written[0])}{' and .txt' * (len(written) > 1)}\n")
+            sys.stderr.write(f"Summary: {_short(home / written[0])}{' and .txt' * (len(written) > 1)}\n")
         sys.stderr.flush()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from traceml.monitor.exit_times import ExitTimes
 from traceml.monitor.oom import oom_kills, oom_kills_since
-from traceml.recording.layout import STATE_RUNNING
+from traceml.recording.layout import STATE_REPLACED, STATE_RUNNING
 from traceml.recording.tail import RankTail, Tail
 from traceml.runs.liveness import is_running
 from traceml.schema import catalog as c
@@ -71,6 +71,8 @@ class Watchdog:
             self._tail.read_again(rank)
             state = self._state(rank)
             self._tail.end(rank.name)
+            if rank.live.state == STATE_REPLACED:
+                continue  # not an end: the same process trains on
             self._note_end(state)
             self._crash, self._ended_ns = self._crash if state.closed else state, time.perf_counter_ns()
         return self._check_stall(alive) if alive else self._check_none_left()

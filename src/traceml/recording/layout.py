@@ -41,6 +41,7 @@ LIVE_BYTES: Final = 1024
 STATE_RUNNING: Final = 0
 STATE_CLOSED: Final = 1
 STATE_LOST: Final = 2  # the writer had to stop (disk full): later steps are missing
+STATE_REPLACED: Final = 3  # the process replaced itself (exec), and went on in another recording
 
 
 def row_struct(columns: Columns) -> struct.Struct:

@@ -28,6 +28,18 @@ def reserve(fd: int, offset: int, length: int) -> None:
     os.write(fd, bytes(length))
 
 
+def open_apart(path: str, flags: int) -> list[int]:
+    """Open a file; the last descriptor is the one to use, and all are to be closed.
+
+    The others keep 0 to 2 taken meanwhile, if the script has closed some of them: what it still writes there
+    must never reach a file of ours. The user's umask applies.
+    """
+    opened = [os.open(path, flags | getattr(os, "O_CLOEXEC", 0), 0o666)]
+    while opened[-1] <= 2:
+        opened.append(os.dup(opened[-1]))
+    return opened
+
+
 def write_all(fd: int, data: bytes | bytearray, offset: int) -> None:
     """All of it at this place, or OSError."""
     view = memoryview(data)
@@ -49,6 +61,16 @@ def write_rows(fd: int, data: bytes, offset: int, row_size: int, durable: bool =
         write_all(fd, half, offset)
         if durable:
             os.fdatasync(fd)
+
+
+def mark_replaced(path: str) -> None:
+    """The process that wrote this recording replaced itself. A state that it gave itself stays."""
+    fd = os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+    try:
+        if os.pread(fd, 1, layout.LIVE_STATE) == bytes([layout.STATE_RUNNING]):
+            write_all(fd, bytes([layout.STATE_REPLACED]), layout.LIVE_STATE)
+    finally:
+        os.close(fd)
 
 
 _NO_DESCRIPTOR: Final[dict[str, Any]] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
@@ -80,13 +102,13 @@ class RecordingWriter:
         No descriptor is kept: the script may close it, and its number may then be a file of the script's.
         (Before Python 3.13 a mapping keeps one of its own, which is closed together with the mapping.)
         """
-        # The user's umask applies.
-        fd = os.open(self.path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | flags, 0o666)
+        opened = open_apart(self.path, os.O_RDWR | flags)
         try:
-            reserve(fd, begin, end - begin)
-            return mmap.mmap(fd, end - page, offset=page, **_NO_DESCRIPTOR)
+            reserve(opened[-1], begin, end - begin)
+            return mmap.mmap(opened[-1], end - page, offset=page, **_NO_DESCRIPTOR)
         finally:
-            os.close(fd)
+            for fd in opened:
+                os.close(fd)
 
     def append(self, *values: float) -> None:
         """Publish one row."""

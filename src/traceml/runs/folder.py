@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from traceml.errors import CommandError, say
 from traceml.recording import layout
 from traceml.runs.liveness import monitor_lives
+from traceml.runs.local_disk import is_local
 from traceml.runs.manifest import MANIFEST, mark_as_run, read_manifest
 
 RECORDING: Final = layout.FOLDER
+ANSWER_S: Final = 10.0
 MOST_STEM_BYTES: Final = 150
 """Of a script's name in the run's: file systems take 255, and the time and a number follow."""
 
@@ -36,21 +41,34 @@ def create(logs_dir: str, run_name: str | None, target: str, overwrite: bool) ->
     logs = Path(logs_dir)
     try:
         logs = logs.absolute()  # fails in a folder that has been removed
-        logs.mkdir(parents=True, exist_ok=True)
-        return _claim(logs, name, explicit=run_name is not None, overwrite=overwrite)
+        return _answered(lambda: _claim(logs, name, explicit=run_name is not None, overwrite=overwrite))
     except OSError as problem:
+        import tempfile  # rarely needed, and `traceml run` should start the command soon
+
         # Training comes first: an unwritable folder costs the place of the logs, not the run.
-        fallback, wanted = _temporary_folder(), str(logs)[:300]
+        fallback, wanted = _temporary_folder(tempfile.gettempdir()), str(logs)[:300]
         say(f"cannot write to {wanted} ({problem.strerror}); recording in {fallback} (see --logs-dir)")
         return _claim(fallback, name, explicit=False, overwrite=False)
 
 
-def _temporary_folder() -> Path:
-    """Like `mkdtemp`, but with the mode that the user's umask gives."""
-    import tempfile  # rarely needed, and `traceml run` should start the command soon
+def recorded_in(home: Path) -> Path:
+    """Where to record: in the run's folder, or on a local disk if that is on a network file system."""
+    if is_local(home):
+        return home
+    import tempfile
 
+    for place in (tempfile.gettempdir(), "/dev/shm"):  # noqa: S108 - a folder of our own is made there
+        if is_local(place) and os.access(place, os.W_OK):
+            local = _temporary_folder(place) / home.name
+            (local / RECORDING).mkdir(parents=True)
+            return local
+    return home
+
+
+def _temporary_folder(place: str) -> Path:
+    """Like `mkdtemp`, but with the mode that the user's umask gives."""
     while True:
-        folder = Path(tempfile.gettempdir()) / f"traceml-{os.urandom(4).hex()}"
+        folder = Path(place) / f"traceml-{os.urandom(4).hex()}"
         try:
             folder.mkdir()
         except FileExistsError:
@@ -58,7 +76,33 @@ def _temporary_folder() -> Path:
         return folder
 
 
+def _answered(work: Callable[[], Path]) -> Path:
+    """What `work` returns or raises; OSError if the file system does not answer, as a network's may not."""
+    made: list[Path] = []
+    raised: list[Exception] = []
+
+    def run() -> None:
+        try:
+            made.append(work())
+        except (OSError, CommandError) as problem:
+            raised.append(problem)
+
+    thread = threading.Thread(target=run, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # at the process limit
+        run()
+    else:
+        thread.join(ANSWER_S)
+    if raised:
+        raise raised[0]
+    if not made:
+        raise OSError(errno.ETIMEDOUT, f"no answer for {ANSWER_S:.0f} s")
+    return made[0]
+
+
 def _claim(logs: Path, name: str, explicit: bool, overwrite: bool) -> Path:
+    logs.mkdir(parents=True, exist_ok=True)
     folder, number = logs / name, 1
     while True:
         try:

@@ -31,14 +31,14 @@ def _first_of(nodes: list[int]) -> str:
 class Relay:
     """A run on one machine has none. Trouble here never touches training."""
 
-    def __init__(self, node: ThisNode, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, node: ThisNode, folder: Path, home: Path, environment: Mapping[str, str]) -> None:
         self._node = node
         self._server: RelayServer | None = None
         self._client: RelayClient | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         if node.count > 1:
-            failsafe("the relay between machines", None)(self._start)(folder, environment)
+            failsafe("the relay between machines", None)(self._start)(folder, home, environment)
 
     def safe_rows(self, name: str) -> int:
         """How many rows of this recording of ours node 0 has as well."""
@@ -60,7 +60,7 @@ class Relay:
             if nodes
         ]
 
-    def _start(self, folder: Path, environment: Mapping[str, str]) -> None:
+    def _start(self, folder: Path, home: Path, environment: Mapping[str, str]) -> None:
         if not can_start_threads(THREADS):
             raise TraceMLError("the process limit leaves no threads for it")
         raise_descriptor_limit()
@@ -70,9 +70,9 @@ class Relay:
 
         end: RelayServer | RelayClient
         if self._node.is_first:
-            end = self._server = RelayServer(self._node, folder, environment, Limits())
+            end = self._server = RelayServer(self._node, folder, environment, Limits(), home)
         else:
-            end = self._client = RelayClient(self._node, folder, environment)
+            end = self._client = RelayClient(self._node, folder, environment, home)
         self._thread = threading.Thread(target=self._run, args=(end,), name="traceml-relay", daemon=True)
         self._thread.start()
 

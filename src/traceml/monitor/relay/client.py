@@ -32,13 +32,15 @@ SAY_AFTER_S: Final = 10.0
 class RelayClient:
     """Use from one thread, except `acknowledged`."""
 
-    def __init__(self, node: ThisNode, run_dir: Path, environment: Mapping[str, str]) -> None:
-        """`run_dir` is this node's folder; if it is on a shared disk, node 0's is beside it."""
+    def __init__(
+        self, node: ThisNode, run_dir: Path, environment: Mapping[str, str], home: Path | None = None
+    ) -> None:
+        """`run_dir` is where this node records. Node 0's folder is beside it, or beside `home`."""
         self.connected = self._was_connected = False
         """Whether node 0 answers."""
         self._run_dir = run_dir
         self._node_rank = node.index
-        self._shared_dir = run_dir.parent / str(node.run_name)
+        self._shared_dir = (home or run_dir).parent / str(node.run_name)
         self._given: str | None = None
         if node.master_addr is not None and node.relay_port is not None:
             self._given = address.endpoint(node.master_addr, node.relay_port)

@@ -97,8 +97,11 @@ class _SentFile:
 class Outbox:
     """All files of one node's run folder on their way to node 0."""
 
-    def __init__(self, run_dir: Path, files_at_once: int | None = FILES_AT_ONCE) -> None:
+    def __init__(
+        self, run_dir: Path, node_rank: int | None = 0, files_at_once: int | None = FILES_AT_ONCE
+    ) -> None:
         """Of very many files, `files_at_once` are looked at for a question; the others come next."""
+        self._node_rank = node_rank
         self._files_at_once = files_at_once
         self.given_up: dict[str, str] = {}
         """Files that will not reach node 0, and why."""
@@ -192,7 +195,7 @@ class Outbox:
             self._new = [n for n in names if n not in self._files and n not in self._done]
         waiting, self._new = self._new, []
         for name in waiting:
-            place = landing(name, 0)
+            place = landing(name, self._node_rank)
             if place is None or name in self.given_up:
                 continue
             try:

@@ -43,9 +43,17 @@ SILENT_S: Final = 10.0
 class RelayServer:
     """Use from one thread."""
 
-    def __init__(self, node: ThisNode, run_dir: Path, environment: Mapping[str, str], limits: Limits) -> None:
-        """`run_dir` is node 0's run folder."""
-        key = create_key(run_dir, environment)
+    def __init__(
+        self,
+        node: ThisNode,
+        run_dir: Path,
+        environment: Mapping[str, str],
+        limits: Limits,
+        home: Path | None = None,
+    ) -> None:
+        """`run_dir` is where node 0 records; `home`, if given, is its folder on the shared disk."""
+        self._home = home or run_dir
+        key = create_key(self._home, environment)
         self.nodes: dict[int, NodeStore] = {}
         """Every node that was heard."""
         self._run_dir = run_dir
@@ -68,7 +76,7 @@ class RelayServer:
             self.port = self._bind(ips[0], node.relay_port)
             for ip in ips[1:]:
                 self._bind(ip, self.port)
-            address.publish(run_dir, node.master_addr, ips, self.port, key.server().public)
+            address.publish(self._home, node.master_addr, ips, self.port, key.server().public)
         except (zmq.ZMQError, OSError):
             self._context.destroy(linger=0)
             raise
@@ -98,7 +106,7 @@ class RelayServer:
         deadline = time.monotonic() + drain_seconds
         while time.monotonic() < deadline and self._someone_sends():
             self.pump(min(0.05, max(0.0, deadline - time.monotonic())))
-        address.withdraw(self._run_dir, self.port)
+        address.withdraw(self._home, self.port)
         self._context.destroy(linger=200)
         return all(node.complete for node in self.nodes.values())
 

@@ -45,7 +45,7 @@ class _Landed:
 class NodeStore:
     """The files of one other node in node 0's recording folder, and what is known about that node."""
 
-    def __init__(self, folder: Path, node_rank: int, limits: Limits) -> None:
+    def __init__(self, folder: Path, node_rank: int | None, limits: Limits) -> None:
         self.received_bytes = 0
         self.heard_at_s = 0.0
         self.complete: bool | None = None
@@ -161,14 +161,15 @@ class NodeStore:
             self._used_bytes = self._on_disk()  # what was rolled up meanwhile takes no space
         if self._used_bytes + more_bytes > self._limits.node_bytes:
             raise Refusal(f"node {self._node_rank} has used its {self._limits.node_bytes} bytes")
-        disk = os.statvfs(self._folder)
-        if disk.f_bavail * disk.f_frsize < more_bytes + self._limits.keep_free_bytes:
+        keep, disk = self._limits.keep_free_bytes, os.statvfs(self._folder)
+        if keep and disk.f_bavail * disk.f_frsize < more_bytes + keep:
             raise OSError(errno.ENOSPC, "node 0's disk is nearly full")
         self._names.add(path.name)
         self._used_bytes += more_bytes
 
     def _present(self) -> list[Path]:
-        return [path for path in self._folder.glob(f"*.node{self._node_rank}.*") if path.is_file()]
+        names = "*" if self._node_rank is None else f"*.node{self._node_rank}.*"
+        return [path for path in self._folder.glob(names) if path.is_file()]
 
     def _on_disk(self) -> int:
         """Bytes that the files take; holes do not count."""

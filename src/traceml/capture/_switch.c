@@ -710,7 +710,7 @@ enum { SEAM_FORWARD, SEAM_BACKWARD, SEAM_FETCH, SEAM_EXCHANGE, SEAM_PHASE, SEAM_
 typedef struct {
     PyObject_HEAD
     PyObject *original; /* what is wrapped */
-    PyObject *twin;     /* the same wrapper in Python: takes over whenever something is unusual */
+    PyObject *twin;     /* the same wrapper in Python: takes over whenever something is unusual; step: optimizer_at */
     PyObject *failed;   /* failed(slot, exception): an exception left the phase */
     PyObject *extra;    /* forward: is gradient recording on? fetch: count this batch; backward: it is over;
                            step: (optimizer, now), look whether the step is over */
@@ -718,6 +718,7 @@ typedef struct {
     vectorcallfunc call;
     Switch *sw;
     int kind, slot;
+    Py_ssize_t optimizer_at; /* step: which argument is the optimizer */
 } Seam;
 
 /* 1 when the attribute is there and true, else 0; never an exception. */
@@ -824,8 +825,8 @@ static inline PyObject *call(PyObject *callable, PyObject *const *args, size_t n
 
 /* The optimizer that steps: the first argument, or, of a GradScaler, its argument `optimizer`. */
 static PyObject *stepping(Seam *m, PyObject *const *args, Py_ssize_t count, PyObject *names) {
-    Py_ssize_t place = (Py_ssize_t)PyLong_AsLong(m->twin), i;
-    if (place < count) return args[place];
+    Py_ssize_t i;
+    if (m->optimizer_at < count) return args[m->optimizer_at];
     for (i = 0; names != NULL && i < PyTuple_Size(names); i++)
         if (PyUnicode_CompareWithASCIIString(PyTuple_GetItem(names, i), "optimizer") == 0) return args[count + i];
     return Py_None;
@@ -889,6 +890,12 @@ static int Seam_init(Seam *m, PyObject *args, PyObject *kwargs) {
         PyErr_SetString(PyExc_TypeError, "a Switch and one of its slots are expected");
         return -1;
     }
+    Py_ssize_t optimizer_at = kind == SEAM_STEP ? PyLong_AsSsize_t(twin) : 0;
+    if (optimizer_at < 0) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "no such argument");
+        return -1;
+    }
+    m->optimizer_at = optimizer_at;
     m->original = original;
     m->twin = twin;
     m->failed = failed;
@@ -965,6 +972,7 @@ static PyObject *Block_enter(Block *b, PyObject *unused) {
         }
         Py_RETURN_NONE;
     }
+    if (cfg.enter_block == NULL) Py_RETURN_NONE; /* nobody records */
     PyObject *found = PyObject_CallNoArgs(cfg.enter_block);
     if (found == NULL) return NULL;
     if (PyObject_TypeCheck(found, (PyTypeObject *)cfg.switch_type)) {

@@ -15,7 +15,15 @@ SAME_MOMENT_NS: Final = 20_000_000
 WAITING_FOR_OTHERS: Final = c.PHASES[c.SYNC].key
 EXCHANGES: Final = (c.PHASES[c.BACKWARD].key, c.PHASES[c.SYNC].key)
 OF_PEERS: Final = (
-    *("gloo", "nccl", "tcpstore", "process group", "processgroup", "monitoredbarrier", "collective operation"),
+    *(
+        "gloo",
+        "nccl",
+        "tcpstore",
+        "process group",
+        "processgroup",
+        "monitoredbarrier",
+        "collective operation",
+    ),
     *("closed by peer", "reset by peer", "remote peer", "peer closed"),
 )
 """Only torch.distributed says these: another rank is gone or late, wherever the error surfaced."""

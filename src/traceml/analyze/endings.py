@@ -31,6 +31,7 @@ OF_CONNECTIONS: Final = (
     *(*OF_PEERS, "connect", "peer", "socket", "broken pipe", "timeout", "timed out", "aborted"),
 )
 BY_LAUNCHER: Final = "SIGTERM"
+MOST_NAMED: Final = 4
 CRASHES: Final = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT")
 MAY_BE_ECHOES: Final = (None, BY_LAUNCHER, "SIGABRT")  # NCCL aborts a rank whose peer is gone
 
@@ -111,9 +112,15 @@ def describe(ranks: Ranks, noticed: Events) -> str | None:
         return error[1] if len(ranks) == 1 else unknown + error[1]
     if first is None:
         return None
-    (end,) = [e for e in _ends(ranks, noticed) if e.rank == first.rank][:1]
+    ends = _ends(ranks, noticed)
+    end = next(e for e in ends if e.rank == first.rank)
     abrupt = _is_abrupt(end, ranks)
-    text = _how(end, first, abrupt, ranks)
+    if _was_waited_for(end, ranks):
+        silent = [e for e in ends if _is_abrupt(e, ranks) and e.failed_in not in EXCHANGES]
+        late = {e.rank for e in silent if _was_waited_for(e, ranks) and e.phase != WAITING_FOR_OTHERS}
+        text = _given_up(first, sorted({first.rank, *late}))
+    else:
+        text = _how(end, first, abrupt, len(ranks) > 1)
     if error is not None:
         text += f"; r{error[0]}: {error[1]}"
     kills = max(e.oom_kills or 0 for e in _ends(ranks, noticed))
@@ -122,20 +129,25 @@ def describe(ranks: Ranks, noticed: Events) -> str | None:
     return text
 
 
-def _how(end: RecordedEvent, first: EndedFirst, abrupt: bool, ranks: Ranks) -> str:
+def _given_up(first: EndedFirst, awaited: list[int]) -> str:
+    names = ", ".join(f"r{rank}" for rank in awaited[:MOST_NAMED])
+    names += f" and {len(awaited) - MOST_NAMED} more" if len(awaited) > MOST_NAMED else ""
+    which = f"r{first.rank} was " if len(awaited) > 1 else ""
+    return f"other ranks gave up waiting for {names} ({which}after step {first.step}, in {first.phase})"
+
+
+def _how(end: RecordedEvent, first: EndedFirst, abrupt: bool, several: bool) -> str:
     where = f"after step {first.step}, in {first.phase}"
     if first.together:
         return f"several ranks were killed or crashed at the same time (r{first.rank} {where})"
-    if _was_waited_for(end, ranks):
-        return f"the other ranks gave up waiting for r{first.rank} ({where})"
-    who = f"r{first.rank} ended first: it" if len(ranks) > 1 else f"r{first.rank}"
+    who = f"r{first.rank} ended first: it" if several else f"r{first.rank}"
     if end.signal is not None:
         did = "crashed with" if end.signal in CRASHES else "was killed by"
         return f"{who} {did} {end.signal} {where}"
     if abrupt and end.exit_code is not None:
         return f"{who} exited with code {end.exit_code} {where}"
     did = "was killed or crashed" if abrupt else "ended"
-    return f"r{first.rank} {did}{' first' if len(ranks) > 1 else ''} ({where})"
+    return f"r{first.rank} {did}{' first' if several else ''} ({where})"
 
 
 def _is_abrupt(end: RecordedEvent, ranks: Ranks) -> bool:

@@ -77,9 +77,12 @@ class TimeView:
 
     @cached_property
     def slowest_steps(self) -> Floats:
-        """For each step the slowest rank's time without deliberate outside work."""
-        found: Floats = (self.window.net_step_ns - self.outside_work).max(axis=0)
-        return found
+        """For each step the work of the slowest rank, without deliberate outside work, and the exchange. Not
+        the longest step: a rank that stops after an exchange makes the others wait in their next step."""
+        window = self.window
+        outside = window.of(*w.OUTSIDE, *window.user_keys)
+        own: Floats = (window.own_work.values - window.overhead_ns - outside).max(axis=0)
+        return own + window.of(w.SYNC).min(axis=0)
 
     @cached_property
     def stalls(self) -> NDArray[np.int64]:
@@ -91,7 +94,8 @@ class TimeView:
         found: Floats = self.typical_steps.copy()
         if self.shift is not None:
             found[self.shift.at :] *= self.shift.before / self.shift.after
-        found[self.stalls] = np.median(found)
+        for at in self.stalls:  # ranks that wait for the one that stalled may do so in the next step
+            found[at : at + 2] = np.minimum(found[at : at + 2], np.median(found))
         return found
 
 

@@ -16,6 +16,8 @@ from traceml.schema import catalog as c
 from traceml.schema import fmt
 
 GARBAGE_COLLECTION: Final = "garbage collection"
+FIRST_STEPS: Final = 3
+"""In them DDP exchanges its order of gradients in the forward pass."""
 MOST_WITHOUT_CAUSE: Final = (WARN_SHARE + CRIT_SHARE) / 2
 """Irregular slow steps that no phase explains are never more than a warning."""
 
@@ -180,13 +182,18 @@ def _took(view: TimeView, at: int) -> str:
 
 def _find_stop(view: TimeView, at: int, extra_ns: float) -> Cause:
     """Where one step spent its extra time: on the ranks whose own work took longer, or, if that is none of
-    them, on all ranks, which then waited for each other."""
-    window, own = view.window, view.window.own_work.values
-    mine = np.flatnonzero(_beyond_usual(own, at) >= 0.5 * extra_ns)
-    some = 0 < len(mine) < len(own)
-    rows = mine if some else np.arange(len(own))
-    more_ms = {k: float(_beyond_usual(window.of(k)[rows], at).mean()) / 1e6 for k in window.keys}
-    more_ms[GARBAGE_COLLECTION] = float(_beyond_usual(window.gc_ns[rows], at).mean()) / 1e6
+    them, on all ranks, which then waited for each other. In the first steps and without sync times a rank
+    waits in its passes, so one that spent the time elsewhere is the one that the others waited for."""
+    window = view.window
+    more = {k: _beyond_usual(window.of(k), at) for k in window.keys}
+    mine = _beyond_usual(window.own_work.values, at) >= 0.5 * extra_ns
+    passes = (w.BACKWARD, w.SYNC, *((w.FORWARD,) if window.steps[at] <= FIRST_STEPS else ()))
+    elsewhere = np.max([more[k] for k in more if k not in passes], axis=0) >= 0.5 * extra_ns
+    mine = mine & elsewhere if (mine & elsewhere).any() else mine
+    some = mine.any() and not mine.all()
+    rows = np.flatnonzero(mine) if some else np.arange(len(mine))
+    more[GARBAGE_COLLECTION] = _beyond_usual(window.gc_ns, at)
+    more_ms = {k: float(values[rows].mean()) / 1e6 for k, values in more.items()}
     cause = _explaining(more_ms, extra_ns / 1e6, tuple(window.ranks[row] for row in rows) if some else ())
     if cause.name != w.WAIT:
         return cause

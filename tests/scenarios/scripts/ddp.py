@@ -31,6 +31,8 @@ parser.add_argument("--kill-all-at", type=int, default=0)
 parser.add_argument("--starve", default="", help="join this memory cgroup (and a rank's number), then leak")
 parser.add_argument("--raise-at", type=int, default=0)
 parser.add_argument("--hang-at", type=int, default=0)
+parser.add_argument("--validate-every", type=int, default=0, help="on one rank; the others wait for it")
+parser.add_argument("--validate-ms", type=float, default=0.0)
 parser.add_argument("--memory-mb", type=int, default=0)
 parser.add_argument("--all-reduce", type=int, default=0, help="explicit all-reduces of 1 MB a step")
 parser.add_argument("--accumulate", type=int, default=1)
@@ -105,6 +107,15 @@ class SlowSGD(torch.optim.SGD):
         return super().step(closure)
 
 
+def validate():
+    model.eval()
+    with torch.no_grad():
+        for x, _ in DataLoader(Data(4), batch_size=None):
+            nap(args.validate_ms / 4, "validation")
+            model(x)
+    model.train()
+
+
 torch.manual_seed(0)
 model = Model()
 trained = model if args.no_ddp else DistributedDataParallel(model)
@@ -128,6 +139,8 @@ for index, (x, y) in enumerate(DataLoader(Data(steps * args.accumulate), batch_s
     if step == args.kill_all_at:
         os.kill(os.getpid(), signal.SIGKILL)
     fault("end")
+    if rank == args.rank and args.validate_every and step % args.validate_every == 0:
+        validate()
     if rank == args.rank:
         if step == args.raise_at:
             raise RuntimeError("this rank has had enough")

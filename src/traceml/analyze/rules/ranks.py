@@ -19,8 +19,10 @@ from traceml.analyze.views import MOST_NAMED, Excess, LateRanks, RankView
 from traceml.analyze.window import RankSeries
 from traceml.schema import catalog as c
 from traceml.schema import fmt
+from traceml.schema.summary import EvidenceValue
 
 NEARLY_EVERY: Final = 0.9
+NOTABLE_WAIT: Final = 0.05
 
 
 def _straggler(view: RankView, series: RankSeries, phase: str, what: str) -> Measured | None:
@@ -256,16 +258,37 @@ def comm_bound(view: RankView) -> Measured | None:
 
 
 def sync_share(view: RankView) -> Measured | None:
-    """A large share of the step is sync, but neither one rank nor the exchange itself explains it."""
-    window = view.window
-    sync = window.of(w.SYNC)
-    share = judged_share(window.median_share(sync), window.typical_share(sync))
+    """A large share of a typical step is sync, but neither one rank nor the exchange itself explains it."""
+    sync = view.window.of(w.SYNC)
+    sync_ms = w.median_low(np.median(sync, axis=1)) / 1e6
+    exchange_ms = float(np.median(sync.min(axis=0))) / 1e6
+    share = 1e6 * sync_ms / float(np.median(view.window.net_step_ns))
     if share < WARN_SHARE:
         return None
-    exchange_ms = float(np.median(sync.min(axis=0))) / 1e6
-    waiting_ms = w.median_low(np.median(sync, axis=1)) / 1e6 - exchange_ms
-    evidence = {"share": share, "exchange_ms": exchange_ms, "waiting_ms": max(waiting_ms, 0.0)}
-    return Measured(level=share, score=share, evidence={**evidence})
+    waiting_ms = max(sync_ms - exchange_ms, 0.0)
+    evidence: dict[str, EvidenceValue] = {"exchange_ms": exchange_ms, "waiting_ms": waiting_ms}
+    return Measured(level=share, score=share, evidence={"share": share, **evidence})
+
+
+def wait_for_outside(view: RankView) -> Measured | None:
+    """A rank validates, saves or runs a user phase while the other ranks wait for it in sync."""
+    window, found = view.window, []
+    for key in (*w.OUTSIDE, *window.user_keys):
+        mine = window.of(key)
+        at = int(np.argmax(mine.sum(axis=1)))
+        waited = np.minimum(window.of(w.SYNC), mine.max(axis=0) - mine)
+        found.append((float(np.delete(waited, at, axis=0).mean()), at, key))
+    waited_ns, at, phase = max(found)
+    share = waited_ns / float(window.net_step_ns.mean())
+    if share < NOTABLE_WAIT:
+        return None
+    return Measured(
+        level=share,
+        score=share,
+        words={"rank": view.name(at), "phase": _phase_name(phase)},
+        ranks=(window.ranks[at],),
+        evidence={"share": share, "waited_ms": waited_ns / 1e6},
+    )
 
 
 RULES: Final[tuple[Rule[RankView], ...]] = (
@@ -299,12 +322,21 @@ RULES: Final[tuple[Rule[RankView], ...]] = (
         needs=(w.SYNC,),
     ),
     Rule(
+        "WAIT_FOR_RANK",
+        wait_for_outside,
+        "The other ranks wait for {rank} in sync while it is in {phase}: {waited_ms} per step ({share}).",
+        "Share that work between the ranks, or do it less often.",
+        thresholds=None,
+        needs=(w.SYNC,),
+    ),
+    Rule(
         "SYNC_SHARE",
         sync_share,
-        "Sync is {share} of the step: {exchange_ms} is exchange, which even the last rank pays, {waiting_ms} "
-        "is waiting for whichever rank is last. No single rank is behind it.",
+        "Sync is {share} of a typical step: {exchange_ms} is exchange, which even the last rank pays, "
+        "{waiting_ms} is waiting for whichever rank is last. No single rank is behind it.",
         "Give every rank the same work in each step, and a core of its own.",
         thresholds=None,
+        needs=(w.SYNC,),
         unless=("INPUT_STRAGGLER", "COMPUTE_STRAGGLER", "H2D_STRAGGLER", "STRAGGLER", "COMM_BOUND"),
     ),
 )

@@ -29,7 +29,7 @@ def once(at: int, ms: float, count: int = COUNT) -> Any:
 
 def stalled(phase: str, at: int, ms: float, count: int = COUNT, **more: Any) -> Window:
     """A single rank that stops once."""
-    phases = {key: made.series(value, count) for key, value in USUAL.items()}
+    phases: dict[str, Any] = {key: made.series(value, count) for key, value in USUAL.items()}
     phases[phase] = phases.get(phase, np.zeros(count)) + once(at, ms, count)
     return window(count, **phases, **more)
 
@@ -248,7 +248,8 @@ def test_growing_episodes_are_more_work_not_a_slowdown() -> None:
 def test_larger_batches_are_more_work_too(amount: str) -> None:
     """Twice the samples or tokens take twice as long."""
     level = np.where(np.arange(COUNT) < 50, 16.0, 32.0)
-    findings = diagnose_time(window(COUNT, forward=level, **{amount: level[None, :]}))
+    known: dict[str, Any] = {amount: level[None, :]}
+    findings = diagnose_time(window(COUNT, forward=level, **known))
     assert "SLOWDOWN" not in kinds(findings)
     assert f"2.0 times as many {amount}" in found("MORE_WORK", findings).summary
 

@@ -81,8 +81,9 @@ class TimeView:
         the longest step: a rank that stops after an exchange makes the others wait in their next step."""
         window = self.window
         outside = window.of(*w.OUTSIDE, *window.user_keys)
-        own: Floats = (window.own_work.values - window.overhead_ns - outside).max(axis=0)
-        return own + window.of(w.SYNC).min(axis=0)
+        own = (window.own_work.values - window.overhead_ns - outside).max(axis=0)
+        found: Floats = own + window.of(w.SYNC).min(axis=0)
+        return found
 
     @cached_property
     def stalls(self) -> NDArray[np.int64]:

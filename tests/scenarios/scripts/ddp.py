@@ -1,6 +1,7 @@
 """DDP on gloo that knows nothing of TraceML; one rank gets one fault of a known size (they sleep)."""
 
 import argparse
+import datetime
 import os
 import signal
 import time
@@ -31,6 +32,7 @@ parser.add_argument("--kill-all-at", type=int, default=0)
 parser.add_argument("--starve", default="", help="join this memory cgroup (and a rank's number), then leak")
 parser.add_argument("--raise-at", type=int, default=0)
 parser.add_argument("--hang-at", type=int, default=0)
+parser.add_argument("--timeout-s", type=float, default=1800.0, help="of every exchange")
 parser.add_argument("--validate-every", type=int, default=0, help="on one rank; the others wait for it")
 parser.add_argument("--validate-ms", type=float, default=0.0)
 parser.add_argument("--memory-mb", type=int, default=0)
@@ -42,7 +44,7 @@ parser.add_argument("--rotate", action="store_true", help="the fault moves from 
 args = parser.parse_args()
 
 torch.set_num_threads(1)
-dist.init_process_group("gloo")
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=args.timeout_s))
 rank, world = dist.get_rank(), dist.get_world_size()
 step = 0
 leaked = []

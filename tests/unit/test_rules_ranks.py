@@ -313,6 +313,15 @@ def test_ranks_late_for_different_reasons_are_all_named_with_the_common_gain(nam
     assert primary.potential_speedup == pytest.approx(75 / 39, rel=0.06)
 
 
+def test_place_of_unattributed_work_is_reported_for_each_rank() -> None:
+    """r0 loses time between phases, r1 in its optimizer: both with where it is lost."""
+    own = usual(2, optimizer=only(1, 35.0))
+    own[0]["wait"] = 36.0
+    primary = coupled(own).primary_diagnosis
+    assert (primary.status, primary.ranks) == ("STRAGGLER", [0, 1])
+    assert "r0 36.0 ms on wait (after the forward pass), r1 35.0 ms on optimizer" in primary.summary
+
+
 def test_rank_with_work_that_the_others_do_not_have_is_never_balanced() -> None:
     """It makes up for it elsewhere, so nobody waits and no gain is promised; but it is reported."""
     own = usual(4, input=only(0, 12.0), forward=only(0, -12.0))

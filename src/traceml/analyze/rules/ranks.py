@@ -15,7 +15,7 @@ from traceml.analyze.rules.rule import (
     Rule,
     judged_share,
 )
-from traceml.analyze.views import MOST_NAMED, Excess, LateRanks, RankView
+from traceml.analyze.views import MOST_NAMED, Burden, Excess, LateRanks, RankView
 from traceml.analyze.window import RankSeries
 from traceml.schema import catalog as c
 from traceml.schema import fmt
@@ -192,7 +192,7 @@ def _for_different_reasons(view: RankView) -> Measured | None:
     is_in_the_way = own.rank_means > pace_ns if share >= WARN_SHARE else relief >= relief.max()
     burdens = [b for b in view.burdens if is_in_the_way[b.at]]
     at = tuple(dict.fromkeys(b.at for b in burdens))
-    parts = [f"{view.name(b.at)} {fmt.ms(b.ns / 1e6)} on {_phase_name(b.phase)}" for b in burdens]
+    parts = [f"{view.name(b.at)} {fmt.ms(b.ns / 1e6)} on {_burden_words(view, b)}" for b in burdens]
     more = f" and {len(parts) - MOST_NAMED} more" if len(parts) > MOST_NAMED else ""
     level = share if heaviest < CRIT_SHARE else max(share, WARN_SHARE)
     is_late = share >= WARN_SHARE
@@ -219,6 +219,18 @@ def _for_different_reasons(view: RankView) -> Measured | None:
     )
 
 
+def _burden_words(view: RankView, burden: Burden) -> str:
+    place = f" ({_wait_place(view, burden.at)})" if burden.phase == w.WAIT else ""
+    return _phase_name(burden.phase) + place
+
+
+def _wait_place(view: RankView, at: int) -> str:
+    """Where in the step this rank spends more unattributed time than the others."""
+    places = view.window.wait_places
+    others = np.delete(places, at, axis=0).mean(axis=0)
+    return c.WAIT_PLACES[int(np.argmax((places[at] - others).sum(axis=0)))].where
+
+
 def _phase_name(phase: str) -> str:
     return w.LABELS.get(phase, f"phase {phase[5:]!r}")
 
@@ -227,10 +239,7 @@ def _outside_words(view: RankView, phase: str, at: int) -> str:
     """What a rank does outside input and model work."""
     if phase != w.WAIT:
         return f"work outside the training step (mostly {_phase_name(phase)})"
-    places = view.window.wait_places
-    others = np.delete(places, at, axis=0).mean(axis=0)
-    place = int(np.argmax((places[at] - others).sum(axis=0)))
-    return f"unattributed work (mostly {c.WAIT_PLACES[place].where})"
+    return f"unattributed work (mostly {_wait_place(view, at)})"
 
 
 _OUTSIDE_ADVICE: Final = {

@@ -147,6 +147,9 @@ def test_hanging_rank_is_named_if_the_others_gave_up_waiting() -> None:
     assert said == f"other ranks gave up waiting for r1 (after step 15, in forward); r0: {GLOO}"
     later = [noticed[0], gone(1, 30_000, **KILLED)]
     assert describe({0: ranks[0], 1: ranks[1]}, later) == said, "it ignored SIGTERM"
+    elsewhere = {0: ranks[0], 1: rank(1, node=1)}
+    said = describe(elsewhere, [noticed[0], gone(1, 70_000, wall_ns=1, **KILLED)])
+    assert str(said).startswith("r1 ended first: it was killed by SIGKILL"), "clocks of two machines"
     both = [noticed[0], gone(2, 70, **ENDED_BY_LAUNCHER), gone(1, 99, **ENDED_BY_LAUNCHER)]
     assert "gave up waiting for r1, r2 (r2 was after step 15" in str(describe(ranks, both))
 

@@ -87,7 +87,8 @@ def _clearly_first(ended: Events, ranks: Ranks, own: dict[int, RecordedEvent]) -
 
 def _was_waited_for(end: RecordedEvent, ranks: Ranks) -> bool:
     """Whether the others gave up waiting for this rank before it ended: it hung, or it was too late."""
-    gave_up = [e.time_ns for rank, e in _errors(ranks) if rank != end.rank and _is_echo(e)]
+    here = {rank: r for rank, r in ranks.items() if r.node == ranks[end.rank].node}  # clocks differ elsewhere
+    gave_up = [e.time_ns for rank, e in _errors(here) if rank != end.rank and _is_echo(e)]
     patience_ns = 0 if end.signal == BY_LAUNCHER else TOGETHER_NS
     return bool(gave_up) and end.exact and end.time_ns - min(gave_up) > patience_ns
 

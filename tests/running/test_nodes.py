@@ -148,7 +148,8 @@ def test_rank_killed_on_the_other_host_is_named(hosts: Hosts, tmp_path: Path) ->
     run = json.loads((tmp_path / "logs" / "r" / "final_summary.json").read_text())["run"]
     first = run["ranks"]["ended_first"]
     assert (first["rank"], first["step"]) == (1, 25), run["reason"]
-    assert "r1 was killed or crashed first (after step 25" in run["reason"]
+    assert "r1" in run["reason"].split(";")[0]
+    assert "killed" in run["reason"].split(";")[0]
 
 
 @pytest.mark.long

@@ -322,5 +322,14 @@ SCENARIOS = (
         script="roles.py",
         steps=60,
     ),
+    Scenario(
+        "one stall",
+        ("--forward-sleep", "20", "--jitter-every", "60", "--jitter-ms", "3000"),
+        "STALL",
+        phase="wait",
+        says="Step 61 took",
+        naps="jitter",
+        evidence={"extra_ms": (3000, 0.05), "step": (61, 0.0)},
+    ),
     Scenario("healthy", ("--width", "2048", "--batch", "128", "--clip"), "COMPUTE-BOUND"),
 )

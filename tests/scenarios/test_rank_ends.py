@@ -28,7 +28,7 @@ OOM_BYTES = 300 * 2**20
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        ("--kill-at", "r1 was killed or crashed first (after step 25"),
+        ("--kill-at", "after step 25, in wait"),
         ("--raise-at", "r1: RuntimeError: this rank has had enough"),
     ],
 )
@@ -42,6 +42,37 @@ def test_rank_that_dies_is_named_with_its_last_step(tmp_path: Path, fault: str, 
     assert (first["rank"], first["step"]) == (1, 25)
     assert first["phase"].startswith("wait")
     assert says in summary["run"]["reason"]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("place", ["input", "start", "forward", "backward", "optimizer", "end"])
+def test_killed_rank_is_named_wherever_it_was(
+    tmp_path: Path, preloaded: PreloadedTraceml, place: str, ranks: int
+) -> None:
+    """SIGKILL at any place of a step: the killed rank, its last step and the signal, never a survivor."""
+    killed = ranks // 2
+    words = ("--rank", str(killed), "--kill-at", "25", "--kill-in", place)
+    summary, done = run(tmp_path, ranks, *words, command=preloaded)
+    assert done.returncode == 1
+    first = summary["run"]["ranks"]["ended_first"]
+    assert (first["rank"], first["step"]) == (killed, 25), summary["run"]["reason"]
+    assert first["phase"].split()[0] == (place if place not in ("start", "end") else "wait")
+    # Before Linux 6.15 the signal is known only until the launcher asks for it.
+    says = {
+        "SIGKILL": f"r{killed} ended first: it was killed by SIGKILL after step 25",
+        None: "killed or crashed",
+    }
+    assert says[first["signal"]] in summary["run"]["reason"]
+
+
+def test_rank_that_others_gave_up_waiting_for_is_named(tmp_path: Path, preloaded: PreloadedTraceml) -> None:
+    """r1 hangs and the exchange times out on r0: r0's error does not make it the rank to look at."""
+    words = ("--hang-at", "25", "--timeout-s", "3")
+    summary, done = run(tmp_path, 2, *words, command=preloaded)
+    assert done.returncode == 1
+    first = summary["run"]["ranks"]["ended_first"]
+    assert (first["rank"], first["step"]) == (1, 25), summary["run"]["reason"]
+    assert summary["run"]["reason"].startswith("other ranks gave up waiting for r1 (after step 25")
 
 
 def test_killed_rank_is_named_when_survivors_raise_in_forward(
@@ -246,7 +277,7 @@ def test_elastic_restart_is_one_run_judged_by_its_last_attempt(tmp_path: Path, h
     (before,) = summary["run"]["ranks"]["earlier_attempts"]
     assert before["steps"] == 15
     assert before["ended_first"]["rank"] == 1
-    assert ("not yet" if how == "raise" else "r1 was killed or crashed first") in before["reason"]
+    assert ("not yet" if how == "raise" else "killed") in before["reason"]
     account = summary["run"]["accounting"]
     assert account["earlier_attempts_s"] > 15 * 0.01
     assert sum(account.values()) == pytest.approx(summary["run"]["duration_s"], rel=0.01)

@@ -92,6 +92,53 @@ def test_ranks_that_take_turns_at_being_slow_are_not_blamed_one_by_one(
     assert primary["evidence"]["excess_ms"] == pytest.approx(really(tmp_path, 30, summary, "fault"), rel=0.2)
 
 
+@pytest.mark.parametrize(
+    ("place", "after", "phase"),
+    [
+        ("input", 30, "input"),
+        ("start", 30, "wait"),
+        ("backward", 59, "backward"),
+        ("optimizer", 2, "optimizer"),
+    ],
+)
+def test_one_stall_of_one_rank_is_the_verdict(
+    tmp_path: Path, preloaded: PreloadedTraceml, place: str, after: int, phase: str
+) -> None:
+    """One step of several seconds among 60 of 20 ms: the step, the rank, the phase and what it cost."""
+    words = ("--stall-at", str(after), "--stall-in", place, "--stall-ms", "3000")
+    summary, done = run(tmp_path, 3, *words, command=preloaded)
+    primary = summary["primary_diagnosis"]
+    assert (primary["status"], primary["ranks"], primary["phase"]) == ("STALL", [1], phase), done.stderr
+    assert primary["evidence"]["step"] == after + 1
+    assert primary["evidence"]["extra_ms"] == pytest.approx(
+        really(tmp_path, 3000, summary, "stall"), rel=0.05
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_late_for_different_reasons_are_both_named(
+    tmp_path: Path, preloaded: PreloadedTraceml, ranks: int
+) -> None:
+    """r0 loses as much in input as r1 in forward, so neither waits: both are named, with the common gain."""
+    words = ("--base", "25", "--late", "0:input:36", "--late", "1:forward:35", "--rank", "9")
+    summary, done = run(tmp_path, ranks, *words, command=preloaded)
+    primary = summary["primary_diagnosis"]
+    assert (primary["status"], primary["ranks"]) == ("STRAGGLER", [0, 1]), done.stderr
+    slept = (really(tmp_path, 36, summary, "late0") + really(tmp_path, 35, summary, "late1")) / 2
+    assert primary["evidence"]["excess_ms"] == pytest.approx(slept, rel=0.2)
+    assert primary["potential_speedup"] > 1.4
+
+
+def test_waiting_for_the_validation_of_one_rank_is_said(tmp_path: Path, preloaded: PreloadedTraceml) -> None:
+    """r0 validates while the others wait for it in sync: the verdict names both, and a remark the waiting."""
+    words = ("--rank", "0", "--validate-every", "10", "--validate-ms", "400")
+    summary, done = run(tmp_path, 2, *words, command=preloaded)
+    primary = summary["primary_diagnosis"]
+    assert (primary["status"], primary["phase"], primary["ranks"]) == ("WAIT-HEAVY", "validation", [0])
+    said = [f["summary"] for f in summary["step_time"]["issues"] if f["kind"] == "WAIT_FOR_RANK"]
+    assert "wait for r0 in sync while it is in validation" in "".join(said), done.stderr
+
+
 def test_explicit_all_reduce_is_communication(tmp_path: Path, preloaded: PreloadedTraceml) -> None:
     """Many explicit all-reduces per step: they are sync on every rank, and the run is COMM-BOUND."""
     summary, done = run(tmp_path, 2, "--all-reduce", "30", "--base", "5", command=preloaded)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.scenarios.preloaded import PreloadedTraceml
-from tests.scenarios.scenario import SCENARIOS, Scenario, really, run
+from tests.scenarios.scenario import SCENARIOS, SCRIPTS, Scenario, really, run
 
 pytestmark = pytest.mark.scenario
 
@@ -22,6 +23,15 @@ def test_injected_fault_gets_the_right_label_and_number(
     assert done.returncode == 0, done.stderr
     found = problems(scenario, summary, tmp_path)
     assert not found, "\n".join([*found, done.stderr])
+
+
+def test_episodes_that_grow_are_not_a_slowdown(tmp_path: Path, preloaded: PreloadedTraceml) -> None:
+    """Steps take longer and longer because each does more: no slowdown, no gain, but a sentence about it."""
+    done = preloaded("run", str(SCRIPTS / "episodes.py"), "--run-name", "run", "--args", "100", cwd=tmp_path)
+    summary = json.loads((tmp_path / "logs" / "run" / "final_summary.json").read_text())
+    said = {f["kind"]: f["summary"] for f in summary["step_time"]["issues"]}
+    assert "SLOWDOWN" not in said, done.stderr
+    assert "times as many model calls" in said["MORE_WORK"]
 
 
 def problems(scenario: Scenario, summary: dict[str, Any], folder: Path) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.unit import made
 from traceml.analyze.diagnose import choose_primary as choose
 from traceml.analyze.endings import describe, ended_first
@@ -80,6 +82,100 @@ def test_own_error_during_an_exchange_is_not_an_echo() -> None:
     noticed = [gone(1, 10, closed=True, phase="wait", failed_in="backward"), gone(0, 160)]
     said = describe(ranks, noticed)
     assert said == "r1 ended first (after step 15, in backward); r1: OutOfMemoryError: out of memory"
+
+
+KILLED: dict[str, Any] = {"exact": True, "signal": "SIGKILL"}
+ENDED_BY_LAUNCHER: dict[str, Any] = {"exact": True, "signal": "SIGTERM"}
+GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error: Connection closed by peer"
+
+
+@pytest.mark.parametrize("during", ["backward", "sync", "forward", "input", None])
+@pytest.mark.parametrize(
+    "message",
+    [
+        GLOO,
+        "DistBackendError: NCCL communicator was aborted on rank 0",
+        "DistStoreError: wait timeout after 3000ms, keys: /default_pg/0//x",
+        "DistNetworkError: failed to recv, got 0 bytes",
+        "RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 3000 ms",
+    ],
+)
+def test_error_about_a_peer_never_makes_its_rank_the_first(message: str, during: str | None) -> None:
+    """Wherever it surfaces, and even if its rank was found gone earlier: the killed rank is named, with the
+    signal that killed it and its last step."""
+    ranks = {0: rank(0, events=[raised(message, during, 12)]), 1: rank(1)}
+    noticed = [gone(0, 9, closed=True), gone(1, 11, phase="wait", **KILLED)]
+    assert ended_first(ranks, noticed) == EndedFirst(1, 15, "wait", False, "SIGKILL")
+    said = describe(ranks, noticed)
+    assert said == f"r1 ended first: it was killed by SIGKILL after step 15, in wait; r0: {message}"
+
+
+def test_signal_tells_the_killed_rank_from_those_that_the_launcher_ended() -> None:
+    """They end at the same moment; the killed rank was waiting, the one that SIGTERM ended was computing."""
+    ranks = {0: rank(0), 1: rank(1)}
+    noticed = [gone(0, 10, **ENDED_BY_LAUNCHER), gone(1, 11, phase="sync", **KILLED)]
+    first = ended_first(ranks, noticed)
+    assert first is not None
+    assert (first.rank, first.signal) == (1, "SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"signal": "SIGSEGV"}, "it crashed with SIGSEGV after step 15, in forward"),
+        ({"signal": "SIGKILL"}, "it was killed by SIGKILL after step 15, in forward"),
+        ({"exit_code": 3}, "it exited with code 3 after step 15, in forward"),
+    ],
+)
+def test_end_is_reported_as_the_kernel_tells_it(how: dict[str, Any], words: str) -> None:
+    """A signal, a crash and an exit code are told apart."""
+    ranks = {0: rank(0, events=[raised(GLOO, "backward", 12)]), 1: rank(1)}
+    said = describe(ranks, [gone(0, 20, closed=True), gone(1, 10, exact=True, **how)])
+    assert said == f"r1 ended first: {words}; r0: {GLOO}"
+    assert describe({1: rank(1)}, [gone(1, 10, exact=True, **how)]) == f"r1 {words[3:]}"
+
+
+def test_hanging_rank_is_named_if_the_others_gave_up_waiting() -> None:
+    """A collective timed out on r0; then the launcher ended r1, which never came, and r2, which waited."""
+    ranks = {0: rank(0, events=[raised(GLOO, "sync", 10)]), 1: rank(1), 2: rank(2)}
+    noticed = [
+        gone(0, 20, closed=True),
+        gone(2, 70, phase="sync", **ENDED_BY_LAUNCHER),
+        gone(1, 99, **ENDED_BY_LAUNCHER),
+    ]
+    said = describe(ranks, noticed)
+    assert said == f"other ranks gave up waiting for r1 (after step 15, in forward); r0: {GLOO}"
+    later = [noticed[0], gone(1, 30_000, **KILLED)]
+    assert describe({0: ranks[0], 1: ranks[1]}, later) == said, "it ignored SIGTERM"
+    elsewhere = {0: ranks[0], 1: rank(1, node=1)}
+    said = describe(elsewhere, [noticed[0], gone(1, 70_000, wall_ns=1, **KILLED)])
+    assert str(said).startswith("r1 ended first: it was killed by SIGKILL"), "clocks of two machines"
+    both = [noticed[0], gone(2, 70, **ENDED_BY_LAUNCHER), gone(1, 99, **ENDED_BY_LAUNCHER)]
+    assert "gave up waiting for r1, r2 (r2 was after step 15" in str(describe(ranks, both))
+
+
+def test_no_rank_is_named_if_all_lost_their_peers() -> None:
+    """Every rank raised an echo: the one that ended first left no trace, and none is made up."""
+    ranks = {n: rank(n, events=[raised(GLOO, "backward", 10 + n)]) for n in (0, 1)}
+    noticed = [gone(0, 20, closed=True), gone(1, 30, closed=True)]
+    assert ended_first(ranks, noticed) is None
+    assert describe(ranks, noticed) == f"no rank is known to have ended first; r0: {GLOO}"
+
+
+def test_lost_file_server_is_the_rank_s_own_error() -> None:
+    """Python's ConnectionResetError in the input is no echo of another rank, although a peer reset it."""
+    message = "ConnectionResetError: [Errno 104] Connection reset by peer"
+    ranks = {0: rank(0), 1: rank(1, events=[raised(message, "input", 10)])}
+    said = describe(ranks, [gone(1, 20, closed=True), gone(0, 70, **ENDED_BY_LAUNCHER)])
+    assert said == f"r1 ended first (after step 15, in input); r1: {message}"
+
+
+def test_error_that_a_kill_caused_does_not_hide_the_kill() -> None:
+    """r1 was killed; 100 ms later r0 raised an error because of that: the kernel's order counts."""
+    ranks = {0: rank(0, events=[raised("MyError: lost a worker", None, 110)]), 1: rank(1)}
+    first = ended_first(ranks, [gone(1, 10, **KILLED), gone(0, 150, closed=True)])
+    assert first is not None
+    assert first.rank == 1
 
 
 def test_ends_on_several_machines_are_ordered_by_wall_clock() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import time
 
 import pytest
 
-from traceml.monitor.exit_times import ExitTimes
+from traceml.monitor.exit_times import ExitTimes, wait_status
 
 WAITS_S = 20.0
 
@@ -55,3 +56,32 @@ def test_a_process_that_has_already_ended_has_no_time() -> None:
     exit_times = ExitTimes()
     exit_times.watch(process.pid)
     assert exit_times.ended == {}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pidfd is Linux only")
+def test_signal_or_exit_code_is_known_without_being_the_parent() -> None:
+    """The wait status is read before the parent collects it; `waitpid` would have given the same."""
+    exit_times = ExitTimes()
+    killed, left = sleeper(), subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    exit_times.watch(killed.pid)
+    exit_times.watch(left.pid)
+    killed.kill()
+    assert left.stdin is not None
+    left.stdin.close()
+    assert ended(exit_times, killed.pid, left.pid)
+    statuses = [exit_times.ended[p.pid].status for p in (killed, left)]
+    assert [os.waitstatus_to_exitcode(s) for s in statuses if s is not None] == [-signal.SIGKILL, 1]
+    for process in (killed, left):
+        process.wait()
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="pidfd is Linux only")
+def test_status_of_a_collected_process_is_known_or_not_made_up() -> None:
+    """The launcher was faster: from Linux 6.15 on the kernel still tells; before, the answer is None."""
+    process = sleeper()
+    descriptor = os.pidfd_open(process.pid)
+    process.kill()
+    process.wait()
+    assert wait_status(process.pid, descriptor) in (signal.SIGKILL, None)
+    os.close(descriptor)
+    assert wait_status(process.pid, os.open(os.devnull, os.O_RDONLY)) is None

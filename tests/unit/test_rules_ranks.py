@@ -282,3 +282,77 @@ def test_jitter_of_all_ranks_names_no_rank() -> None:
     found = coupled(usual(4, forward=lambda _: slow)).step_time.issues
     (jitter,) = [f for f in found if f.kind == "JITTER"]
     assert (jitter.phase, jitter.ranks) == ("forward", [])
+
+
+# ---- ranks that hide each other
+
+
+DIFFERENT = {
+    "two": ({"input": {0: 36.0}, "forward": {1: 35.0}}, 2),
+    "two of three": ({"input": {0: 36.0}, "forward": {1: 35.0}}, 3),
+    "two of four": ({"input": {1: 36.0}, "optimizer": {3: 35.0}}, 4),
+    "all of three": ({"input": {0: 36.0}, "forward": {1: 35.0}, "backward": {2: 35.0}}, 3),
+    "all of four, in pairs": ({"input": {0: 36.0, 1: 36.0}, "forward": {2: 35.0, 3: 35.0}}, 4),
+    "unlike measure": ({"input": {0: 36.0}, "forward": {1: 22.0}}, 3),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_ranks_late_for_different_reasons_are_all_named_with_the_common_gain(name: str) -> None:
+    """Nobody waits for one of them, so each hides the others; fixing all of them would halve the step."""
+    late, ranks = DIFFERENT[name]
+    changed = {k: (lambda rank, of=of: of.get(rank, 0.0)) for k, of in late.items()}
+    primary = coupled(usual(ranks, **changed)).primary_diagnosis
+    assert primary.status == "STRAGGLER"
+    assert primary.ranks == sorted({rank for of in late.values() for rank in of})
+    for phase, of in late.items():
+        for rank in of:
+            assert f"r{rank} {of[rank]:.0f}"[:4] in primary.summary
+        assert f"on {phase}" in primary.summary
+    assert primary.severity == "crit"
+    assert primary.potential_speedup == pytest.approx(75 / 39, rel=0.06)
+
+
+def test_place_of_unattributed_work_is_reported_for_each_rank() -> None:
+    """r0 loses time between phases, r1 in its optimizer: both with where it is lost."""
+    own = usual(2, optimizer=only(1, 35.0))
+    own[0]["wait"] = 36.0
+    primary = coupled(own).primary_diagnosis
+    assert (primary.status, primary.ranks) == ("STRAGGLER", [0, 1])
+    assert "r0 36.0 ms on wait (after the forward pass), r1 35.0 ms on optimizer" in primary.summary
+
+
+def test_rank_with_work_that_the_others_do_not_have_is_never_balanced() -> None:
+    """It makes up for it elsewhere, so nobody waits and no gain is promised; but it is reported."""
+    own = usual(4, input=only(0, 12.0), forward=only(0, -12.0))
+    primary = coupled(own).primary_diagnosis
+    assert (primary.status, primary.severity, primary.ranks) == ("STRAGGLER", "warn", [0])
+    assert "It is no later than they are" in primary.summary
+    assert primary.potential_speedup is None
+
+
+@pytest.mark.parametrize("key", ["validation", "checkpoint"])
+def test_waiting_for_another_rank_s_outside_work_is_said(key: str) -> None:
+    """r0 validates or saves every ten steps, and the others wait for it in sync."""
+    own = usual(4)
+    own[0][key] = made.every(10, 200.0, COUNT, offset=5)
+    (remark,) = [f for f in coupled(own).step_time.issues if f.kind == "WAIT_FOR_RANK"]
+    assert (remark.ranks, remark.severity) == ([0], "info")
+    assert f"wait for r0 in sync while it is in {key}: 20.2 ms per step" in remark.summary
+    together = [{**phases, key: made.every(10, 200.0, COUNT, offset=5)} for phases in usual(4)]
+    assert "WAIT_FOR_RANK" not in {f.kind for f in coupled(together).step_time.issues}
+
+
+def test_large_sync_share_that_no_rule_judges_gets_a_sentence() -> None:
+    """Equal ranks whose steps vary: no straggler, no bound, but the verdict is followed by a remark."""
+    noise = np.random.default_rng(5)
+    own = [{k: v + noise.exponential(0.15 * v, COUNT) for k, v in USUAL.items()} for _ in range(8)]
+    verdict, *remarks = coupled(own).step_time.issues
+    assert verdict.kind == "BALANCED"
+    (remark,) = [f for f in remarks if f.kind == "SYNC_SHARE"]
+    assert remark.severity == "info"
+    assert "is waiting for whichever rank is last" in remark.summary
+    quiet = coupled(usual(8)).step_time.issues
+    assert "SYNC_SHARE" not in {f.kind for f in quiet}
+    straggling = coupled(usual(8, forward=only(1, 30.0))).step_time.issues
+    assert "SYNC_SHARE" not in {f.kind for f in straggling}

@@ -19,6 +19,8 @@ WARMUP_MOST_STEPS: Final = 50
 WARMUP_MOST_SHARE: Final = 0.2
 WARMUP_MOST_RANKS: Final = 256
 """With more ranks, an even selection of them decides how long the warm-up is."""
+NOTABLE_SHARE: Final = 0.1
+"""A single step that takes this share of the run is reported."""
 MOST_UNFINISHED: Final = 16
 FEW_STEPS: Final = 20
 
@@ -90,9 +92,12 @@ def _leading_slow(lead: Floats, after: Floats) -> int:
     """How many leading steps are warm-up: the first one (it does not begin at the end of a step), and every
     one up to the last leading step that took twice as long as the steps that follow."""
     last = 0
+    notable = NOTABLE_SHARE * float(lead.sum() + after.sum())
     for index in np.flatnonzero(lead > WARMUP_FACTOR * float(np.median(after))):
         if index > 2 * last + 3:
             break  # slow steps that keep coming are not warm-up: only an unbroken or thinning lead counts
+        if index and lead[index] > max(notable, WARMUP_FACTOR * float(lead[:index].max())):
+            break  # nor is one that takes far longer than the first: it must not vanish
         last = int(index)
     return last + 1
 

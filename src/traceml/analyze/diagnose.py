@@ -55,21 +55,24 @@ class _Verdicts:
             self._found.append(finding)
 
     def findings(self, default: Finding) -> list[Finding]:
-        """Sorted; never empty."""
+        """Sorted; never empty. Remarks come after the verdict of a run in which nothing is wrong."""
+        if any(finding.severity != INFO for finding in self._found):
+            return ordered(self._found)
+        remarks, self._found = self._found, []
+        if self.missing:
+            return [self._incomplete(), *ordered(remarks)]
         for rule, view in self._last_resorts:
-            if not self._found and not self.missing:
-                self._apply(rule, view)
-        if self._found or not self.missing:
-            return ordered(self._found) or [default]
+            self._apply(rule, view)
+        return [*(ordered(self._found) or [default]), *ordered(remarks)]
+
+    def _incomplete(self) -> Finding:
         names = ", ".join(LABELS.get(k, k) for k in self.missing)
-        return [
-            informational(
-                "INCOMPLETE_DATA",
-                f"Nothing stands out, but not everything was recorded: {names}.",
-                "See the notes for the reason; traceml.trace_step(model) around the step helps.",
-                missing=self.missing,
-            )
-        ]
+        return informational(
+            "INCOMPLETE_DATA",
+            f"Nothing stands out, but not everything was recorded: {names}.",
+            "See the notes for the reason; traceml.trace_step(model) around the step helps.",
+            missing=self.missing,
+        )
 
 
 def diagnose_time(window: Window) -> list[Finding]:

@@ -14,15 +14,26 @@ SAME_MOMENT_NS: Final = 20_000_000
 """A process takes about this long to end: which of several ranks that end within it was first is unknown."""
 WAITING_FOR_OTHERS: Final = c.PHASES[c.SYNC].key
 EXCHANGES: Final = (c.PHASES[c.BACKWARD].key, c.PHASES[c.SYNC].key)
-OF_CONNECTIONS: Final = (
-    *("connect", "peer", "gloo", "nccl", "socket", "broken pipe", "timeout", "timed out"),
-    *("distbackend", "distnetwork", "process group", "aborted"),
-)
 OF_PEERS: Final = (
-    *("gloo", "nccl", "distbackend", "distnetwork", "tcpstore", "process group"),
+    *(
+        "gloo",
+        "nccl",
+        "tcpstore",
+        "process group",
+        "processgroup",
+        "monitoredbarrier",
+        "collective operation",
+    ),
     *("closed by peer", "reset by peer", "remote peer", "peer closed"),
 )
-"""Only torch.distributed says these: another rank is gone, wherever the error surfaced."""
+"""Only torch.distributed says these: another rank is gone or late, wherever the error surfaced."""
+OF_CONNECTIONS: Final = (
+    *(*OF_PEERS, "connect", "peer", "socket", "broken pipe", "timeout", "timed out", "aborted"),
+)
+BY_LAUNCHER: Final = "SIGTERM"
+MOST_NAMED: Final = 4
+CRASHES: Final = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT")
+MAY_BE_ECHOES: Final = (None, BY_LAUNCHER, "SIGABRT")  # NCCL aborts a rank whose peer is gone
 
 Events = Sequence[RecordedEvent]
 Ranks = dict[int, RankRecording]
@@ -31,46 +42,55 @@ Ranks = dict[int, RankRecording]
 def ended_first(ranks: Ranks, noticed: Events) -> EndedFirst | None:
     """The rank that ended first, its last step, and where it was; `noticed` is what the monitors saw.
 
-    Ranks that end within half a second of the first are considered together. Among them, in this order: one
-    that raised an error of its own; the one that was gone before the others, if the kernel gave the time;
-    one that was killed while it was not waiting for others; the one that raised first. A rank on which an
-    exchange failed is considered only if there is no other.
+    A rank on which an exchange failed is left out: that is the echo of another rank's end. Of the others,
+    those that end within half a second of the first are considered together. Among them, in this order: the
+    one that was gone or raised before the others, if the kernel gave the time; one that raised an error of
+    its own; one that a signal killed; one that was killed while it was not waiting for others.
     """
-    ended = _ends(ranks, noticed)
-    if not ended:
+    ended, errors = _ends(ranks, noticed), _errors(ranks)
+    echoes = {rank for rank, event in errors if _is_echo(event)} if len(ranks) > 1 else set()
+    failed = {e.rank for e in ended if not e.closed and e.failed_in in EXCHANGES} - {r for r, _ in errors}
+    others = [e for e in ended if e.rank not in echoes | failed]
+    others = others or [e for e in ended if e.rank not in echoes]
+    if not others:
         return None
-    together = [e for e in ended if when(e) - when(ended[0]) < TOGETHER_NS]
-    errors, error = _errors(ranks), first_error(ranks)
-    raised = {rank for rank, event in errors if not _is_echo(event)}
-    echoed = {rank for rank, event in errors if _is_echo(event)}
-    echoed |= {e.rank for e in together if not e.closed and e.failed_in in EXCHANGES}
-    others = [e for e in together if e.rank not in echoed]
-    if error is None and others:
-        together = others
+    together = [e for e in others if when(e) - when(others[0]) < TOGETHER_NS]
+    own = {rank: event for rank, event in errors if rank not in echoes}
     guilty = (
-        [e for e in together if e.rank in raised]
-        or _gone_before(others, ranks)
+        _clearly_first(together, ranks, own)
+        or [e for e in together if e.rank in own]
+        or [e for e in together if e.signal not in MAY_BE_ECHOES]
         or [e for e in together if not e.closed and e.phase != WAITING_FOR_OTHERS]
-        or [e for e in together if error is not None and e.rank == error[0]]
         or together
     )
     first = guilty[0]
     # The phase in which it raised: by the time the process is gone, that phase is over.
-    raised_in = (event.during for rank, event in errors if rank == first.rank)
-    phase = next((during for during in raised_in if during), first.failed_in or first.phase)
-    return EndedFirst(first.rank, first.step, phase, error is None and _at_one_moment(together))
+    raised_in = own[first.rank].during if first.rank in own else None
+    phase = raised_in or first.failed_in or first.phase
+    return EndedFirst(first.rank, first.step, phase, not errors and _at_one_moment(together), first.signal)
 
 
 def _errors(ranks: Ranks) -> list[tuple[int, RecordedEvent]]:
     return [(rank, event) for rank, r in ranks.items() for event in r.events if event.kind == "error"]
 
 
-def _gone_before(ended: Events, ranks: Ranks) -> list[RecordedEvent]:
-    """The one that was clearly gone before the others, if the kernel of one machine gave all times."""
-    if not all(e.exact for e in ended) or len({ranks[e.rank].node for e in ended}) != 1:
+def _clearly_first(ended: Events, ranks: Ranks, own: dict[int, RecordedEvent]) -> list[RecordedEvent]:
+    """The one that was clearly gone, or had raised, before the others, if one machine gave all times. The
+    order in which a launcher ends the ranks that are left says nothing."""
+    if not all(e.exact or e.rank in own for e in ended) or len({ranks[e.rank].node for e in ended}) != 1:
         return []
-    alone = len(ended) == 1 or when(ended[1]) - when(ended[0]) >= SAME_MOMENT_NS
-    return list(ended[:1]) if alone else []
+    at = sorted((own[e.rank].time_ns if e.rank in own else e.time_ns, n) for n, e in enumerate(ended))
+    first = ended[at[0][1]]
+    alone = len(ended) == 1 or at[1][0] - at[0][0] >= SAME_MOMENT_NS
+    return [first] if alone and not _was_waited_for(first, ranks) else []
+
+
+def _was_waited_for(end: RecordedEvent, ranks: Ranks) -> bool:
+    """Whether the others gave up waiting for this rank before it ended: it hung, or it was too late."""
+    here = {rank: r for rank, r in ranks.items() if r.node == ranks[end.rank].node}  # clocks differ elsewhere
+    gave_up = [e.time_ns for rank, e in _errors(here) if rank != end.rank and _is_echo(e)]
+    patience_ns = 0 if end.signal == BY_LAUNCHER else TOGETHER_NS
+    return bool(gave_up) and end.exact and end.time_ns - min(gave_up) > patience_ns
 
 
 def _at_one_moment(ended: Events) -> bool:
@@ -88,15 +108,20 @@ def describe(ranks: Ranks, noticed: Events) -> str | None:
     """The end in words: which rank ended first and how, and the first exception."""
     error = first_error(ranks)
     first = ended_first(ranks, noticed)
-    if first is None or (len(ranks) == 1 and error is not None):
-        return error[1] if error is not None else None
-    abrupt = _is_abrupt(first.rank, ranks, noticed)
-    where = f"after step {first.step}, in {first.phase}"
-    if first.together:
-        text = f"several ranks were killed or crashed at the same time (r{first.rank} {where})"
+    if error is not None and (first is None or len(ranks) == 1):
+        unknown = f"no rank is known to have ended first; r{error[0]}: "
+        return error[1] if len(ranks) == 1 else unknown + error[1]
+    if first is None:
+        return None
+    ends = _ends(ranks, noticed)
+    end = next(e for e in ends if e.rank == first.rank)
+    abrupt = _is_abrupt(end, ranks)
+    if _was_waited_for(end, ranks):
+        silent = [e for e in ends if _is_abrupt(e, ranks) and e.failed_in not in EXCHANGES]
+        late = {e.rank for e in silent if _was_waited_for(e, ranks) and e.phase != WAITING_FOR_OTHERS}
+        text = _given_up(first, sorted({first.rank, *late}))
     else:
-        did = "was killed or crashed" if abrupt else "ended"
-        text = f"r{first.rank} {did}{' first' if len(ranks) > 1 else ''} ({where})"
+        text = _how(end, first, abrupt, len(ranks) > 1)
     if error is not None:
         text += f"; r{error[0]}: {error[1]}"
     kills = max(e.oom_kills or 0 for e in _ends(ranks, noticed))
@@ -105,10 +130,30 @@ def describe(ranks: Ranks, noticed: Events) -> str | None:
     return text
 
 
-def _is_abrupt(rank: int, ranks: Ranks, noticed: Events) -> bool:
+def _given_up(first: EndedFirst, awaited: list[int]) -> str:
+    names = ", ".join(f"r{rank}" for rank in awaited[:MOST_NAMED])
+    names += f" and {len(awaited) - MOST_NAMED} more" if len(awaited) > MOST_NAMED else ""
+    which = f"r{first.rank} was " if len(awaited) > 1 else ""
+    return f"other ranks gave up waiting for {names} ({which}after step {first.step}, in {first.phase})"
+
+
+def _how(end: RecordedEvent, first: EndedFirst, abrupt: bool, several: bool) -> str:
+    where = f"after step {first.step}, in {first.phase}"
+    if first.together:
+        return f"several ranks were killed or crashed at the same time (r{first.rank} {where})"
+    who = f"r{first.rank} ended first: it" if several else f"r{first.rank}"
+    if end.signal is not None:
+        did = "crashed with" if end.signal in CRASHES else "was killed by"
+        return f"{who} {did} {end.signal} {where}"
+    if abrupt and end.exit_code is not None:
+        return f"{who} exited with code {end.exit_code} {where}"
+    did = "was killed or crashed" if abrupt else "ended"
+    return f"r{first.rank} {did}{' first' if several else ''} ({where})"
+
+
+def _is_abrupt(end: RecordedEvent, ranks: Ranks) -> bool:
     """It neither raised nor exited: a signal from outside, or a crash in native code."""
-    raised = any(e.kind == "error" for e in ranks[rank].events)
-    return not raised and any(e.closed is False for e in _ends({rank: ranks[rank]}, noticed))
+    return not end.closed and not any(e.kind == "error" for e in ranks[end.rank].events)
 
 
 def first_error(ranks: Ranks) -> tuple[int, str] | None:
@@ -118,10 +163,13 @@ def first_error(ranks: Ranks) -> tuple[int, str] | None:
 
 
 def _is_echo(event: RecordedEvent) -> bool:
-    """Whether another rank's end caused it: the error is about a peer, or an exchange lost its connection."""
-    message = str(event.message).lower()
+    """Whether another rank's end or delay caused it: torch.distributed raised it (DistBackendError,
+    DistStoreError, ...), or a RuntimeError is about a peer. Python's own ConnectionResetError is not: it is
+    about a file server, not about a rank."""
+    kind, _, message = str(event.message).lower().partition(":")
     words = OF_CONNECTIONS if event.during in EXCHANGES else OF_PEERS
-    return any(word in message for word in words)
+    of_torch = kind.startswith("dist") and kind.endswith("error")
+    return of_torch or (kind == "runtimeerror" and any(word in message for word in words))
 
 
 def _ends(ranks: Ranks, noticed: Events) -> list[RecordedEvent]:

@@ -89,8 +89,9 @@ def _about_the_window(window: Window) -> list[str]:
     notes = []
     typical_ms = float(np.median(window.step_ns)) / 1e6 if window.count else 0.0
     if window.count and window.warmup and window.warmup[0] > 2 * typical_ms:
+        together = f", {fmt.ms(sum(window.warmup))} together" if len(window.warmup) > 1 else ""
         notes.append(
-            f"Left out as warm-up: {len(window.warmup)} step(s). The first step took "
+            f"Left out as warm-up: {len(window.warmup)} step(s){together}. The first step took "
             f"{fmt.ms(window.warmup[0])}, a typical step takes {fmt.ms(typical_ms)}."
         )
     if window.cpu_delay_share >= NOTABLE_CPU_DELAY:

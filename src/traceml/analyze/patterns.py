@@ -12,6 +12,9 @@ from traceml.analyze.window import RARE_SHARE, Floats
 
 SLOW_FACTOR: Final = 1.5
 FEWEST_SLOW: Final = 3
+STALL_FACTOR: Final = 3.0
+STALL_LEAST_NS: Final = 50e6
+"""A stall takes at least so many times the median step, and so much longer: any machine has hiccups."""
 SHIFT_SHARE: Final = 0.15
 SHIFT_SIDE_STEPS: Final = 20
 
@@ -72,6 +75,15 @@ def dominant_slow_steps(slow: NDArray[np.int64], excess: Floats) -> NDArray[np.i
     core = int(np.searchsorted(np.cumsum(largest), largest.sum() / 2))
     found: NDArray[np.int64] = slow[excess >= largest[core] / 2]
     return found
+
+
+def find_stalls(values: Floats) -> NDArray[np.int64]:
+    """The one or two steps that take far longer than any others; more of their size are no single event."""
+    extra = values - np.median(values) if len(values) else values
+    at = np.flatnonzero((values - extra) * (STALL_FACTOR - 1) < extra)
+    at = at[extra[at] >= STALL_LEAST_NS]
+    largest = dominant_slow_steps(at, extra[at]) if len(at) else at
+    return largest if len(largest) < FEWEST_SLOW else largest[:0]
 
 
 def find_period(indices: NDArray[np.int64]) -> int | None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceml.analyze import window as w
-from traceml.analyze.patterns import Shift, find_shift
+from traceml.analyze.patterns import Shift, find_shift, find_stalls
 from traceml.analyze.rules.rule import CRIT_SHARE, EXPLAINED_SHARE, TYPICAL_PART, WARN_SHARE, judged_share
 from traceml.analyze.window import Floats, RankSeries
 from traceml.schema import catalog as c
@@ -26,6 +26,7 @@ ALWAYS_LATE_SHARE: Final = 0.75
 """A rank that is late in this share of the steps is always late; ranks that take turns are not."""
 STEPS_TO_NAME: Final = 40
 """With fewer steps, which of many ranks take turns is chance."""
+MOST_BURDENED: Final = 64
 MOST_NAMED: Final = 4
 """If more ranks than this, or more than half of them, take turns at being last, none is named."""
 
@@ -90,12 +91,27 @@ class TimeView:
         return find_shift(self.typical_steps)
 
     @cached_property
-    def steps_without_shift(self) -> Floats:
-        """`typical_steps` scaled back after a lasting shift, so that only jitter is left."""
-        if self.shift is None:
-            return self.typical_steps
+    def slowest_steps(self) -> Floats:
+        """For each step the work of the slowest rank, without deliberate outside work, and the exchange. Not
+        the longest step: a rank that stops after an exchange makes the others wait in their next step."""
+        window = self.window
+        outside = window.of(*w.OUTSIDE, *window.user_keys)
+        own = (window.own_work.values - window.overhead_ns - outside).max(axis=0)
+        found: Floats = own + window.of(w.SYNC).min(axis=0)
+        return found
+
+    @cached_property
+    def stalls(self) -> NDArray[np.int64]:
+        return find_stalls(self.slowest_steps)
+
+    @cached_property
+    def regular_steps(self) -> Floats:
+        """`typical_steps` scaled back after a lasting shift and without stalls: only jitter is left."""
         found: Floats = self.typical_steps.copy()
-        found[self.shift.at :] *= self.shift.before / self.shift.after
+        if self.shift is not None:
+            found[self.shift.at :] *= self.shift.before / self.shift.after
+        for at in self.stalls:  # ranks that wait for the one that stalled may do so in the next step
+            found[at : at + 2] = np.minimum(found[at : at + 2], np.median(found))
         return found
 
 
@@ -108,6 +124,15 @@ class Excess:
     rank_ns: float
     others_ns: float
     share: float  # of the steps in which the rank is late
+
+
+@dataclass(frozen=True, slots=True)
+class Burden:
+    """What a rank spends on a phase in nearly every step, and most ranks do not."""
+
+    at: int  # index of the rank
+    phase: str
+    ns: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +174,12 @@ class RankView:
 
     @property
     def compute_phases(self) -> tuple[str, ...]:
-        return w.COMPUTE if self.sync_is_known else (w.FORWARD, w.OPTIMIZER)
+        return w.MODEL if self.sync_is_known else (w.FORWARD, w.NO_GRAD, w.OPTIMIZER)
 
     @cached_property
     def compute(self) -> RankSeries:
-        if self.sync_is_known and all(self.window.measured(k) for k in w.COMPUTE):
+        all_measured = self.sync_is_known and all(self.window.measured(k) for k in w.COMPUTE)
+        if all_measured and not self.window.of(w.NO_GRAD).any():
             return self.window.compute
         return RankSeries(self.window.of(*self.compute_phases))
 
@@ -192,6 +218,19 @@ class RankView:
         if len(used) < 2 or ns < CERTAIN_ERRORS * float(late[used].std(ddof=1)) / len(used) ** 0.5:
             ns = 0.0
         return Excess(at, ns, rank_ns, others_ns, float(np.mean(late >= ns / 2)))
+
+    @cached_property
+    def burdens(self) -> tuple[Burden, ...]:
+        """What some ranks, at most half of them, spend on a phase beyond the typical rank. It counts even if
+        nobody waits for them: ranks that are equally late for different reasons hide each other."""
+        least_ns = WARN_SHARE * self.typical_step_ns
+        found = []
+        for key in (w.INPUT, w.H2D, *self.compute_phases, *w.OUTSIDE, *self.window.user_keys, w.WAIT):
+            series = self.window.series(key)
+            means = series.values.mean(axis=1)
+            candidates = np.flatnonzero(means - w.median_low(means) >= least_ns)[:MOST_BURDENED].tolist()
+            found += [Burden(at, key, self.excess(series, at).ns) for at in candidates]
+        return tuple(sorted((b for b in found if b.ns >= least_ns), key=lambda b: (b.at, -b.ns)))
 
     @cached_property
     def late_ranks(self) -> LateRanks | None:

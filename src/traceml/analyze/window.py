@@ -117,6 +117,8 @@ class Window:
     ranks_without_steps: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
     memory: dict[str, Floats] = field(default_factory=dict)  # bytes by metric, (rank, step)
+    switches: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # phase switches, (rank, step)
+    dropped_ns: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # between the step before and this
     cpu_delay_share: float = 0.0  # share of time that the ranks' threads waited for a core
 
     @property

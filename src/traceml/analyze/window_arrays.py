@@ -37,6 +37,7 @@ class WindowArrays:
         self.places = np.zeros((len(c.WAIT_PLACES), *shape))
         self.step_ns = np.empty(shape)
         self.overhead_ns = np.empty(shape)
+        self.switches, self.dropped_ns = np.empty(shape), np.zeros(shape)
         self.parts = {name: np.zeros(shape) for name in ("gc_us", "gc_wait_us", "busy_wait_us")}
         self.amounts = {name: np.broadcast_to(np.nan, shape) for name in ("samples", "tokens")}
         self.memory = {key: np.broadcast_to(np.nan, shape) for key in MEMORY_FLAGS}
@@ -48,8 +49,10 @@ class WindowArrays:
             self._fill_host(at, rows)
             self._fill_user(at, rows)
             costs = [r.header.get("overhead", {}) for r in self._recordings[at]]
-            self.overhead_ns[at] = rows["switches"]
-            self.overhead_ns[at] *= np.array([[float(cost.get("switch_ns", 0))] for cost in costs])
+            self.switches[at] = rows["switches"]
+            self.overhead_ns[at] = self.switches[at] * np.array(
+                [[float(cost.get("switch_ns", 0))] for cost in costs]
+            )
             self.overhead_ns[at] += np.array([[float(cost.get("row_ns", 0))] for cost in costs])
 
     def _fill_host(self, at: slice, rows: Rows) -> None:
@@ -63,6 +66,7 @@ class WindowArrays:
             if _put(self.places[i, at], rows[place.key]):
                 self.phases[-1, at] += self.places[i, at]
         np.subtract(rows["end_ns"], rows["begin_ns"], out=self.step_ns[at], casting="unsafe")
+        _put(self.dropped_ns[at, 1:], rows["begin_ns"][:, 1:] - rows["end_ns"][:, :-1])
         for name, plane in self.parts.items():
             if _put(plane[at], rows[name]):
                 plane[at] *= 1e3
@@ -89,7 +93,8 @@ class WindowArrays:
     def leave_out(self, leading: int) -> None:
         """Drop the first steps."""
         self.phases, self.places = self.phases[:, :, leading:], self.places[:, :, leading:]
-        self.step_ns, self.overhead_ns = self.step_ns[:, leading:], self.overhead_ns[:, leading:]
+        for name in ("step_ns", "overhead_ns", "switches", "dropped_ns"):
+            setattr(self, name, getattr(self, name)[:, leading:])
         for planes in (self.parts, self.amounts, self.memory):
             planes.update({name: plane[:, leading:] for name, plane in planes.items()})
 
@@ -102,6 +107,8 @@ class WindowArrays:
             phases=np.moveaxis(self.phases, 0, 2),
             step_ns=self.step_ns,
             overhead_ns=self.overhead_ns,
+            switches=self.switches,
+            dropped_ns=self.dropped_ns,
             wait_places=np.moveaxis(self.places, 0, 2),
             memory=self.memory,
             input_inferred=bool(self.flags & c.FLAG_INPUT_INFERRED),

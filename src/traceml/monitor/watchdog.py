@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from traceml.monitor.exit_times import ExitTimes
+from traceml.monitor.exit_times import Exit, ExitTimes
 from traceml.monitor.oom import oom_kills, oom_kills_since
 from traceml.recording.layout import STATE_REPLACED, STATE_RUNNING
 from traceml.recording.tail import RankTail, Tail
 from traceml.runs.liveness import is_running
+from traceml.runs.manifest import signal_name
 from traceml.schema import catalog as c
 
 EVENTS: Final = "monitor.events.jsonl"
@@ -142,9 +144,9 @@ class Watchdog:
         more: dict[str, Any] = {"oom_kills": oom_kills_since(self._oom_kills)}
         for by_pid in (self._alone, self._busy_ns):
             by_pid.pop(state.pid, None)
-        if (times := self._exit_times.take(state.pid)) is not None:
-            more["time_ns"], more["wall_ns"] = times
-            more["exact"] = True
+        end = None if is_running(state.pid) else self._exit_times.take(state.pid)
+        if end is not None:
+            more |= {"time_ns": end.time_ns, "wall_ns": end.wall_ns, "exact": True, **_how_it_ended(end)}
         if state.failed_in is not None:
             more["failed_in"] = phase_name(state.failed_in)
         self._note("rank_ended", state, **more)
@@ -183,6 +185,14 @@ class Watchdog:
             closed=live.state != STATE_RUNNING,
             failed_in=live.failed_in if not alive and live.failed_step == step + 1 else None,
         )
+
+
+def _how_it_ended(end: Exit) -> dict[str, Any]:
+    """The signal that killed the process, or the code that it exited with; nothing if it is not known."""
+    if end.status is None:
+        return {}
+    code = os.waitstatus_to_exitcode(end.status)
+    return {"signal": signal_name(-code)} if code < 0 else {"exit_code": code}
 
 
 def _place(state: RankState) -> str:

@@ -33,6 +33,8 @@ class RecordedEvent:
     exact: bool = False  # the kernel reported when the process ended
     together: bool = True
     oom_kills: int | None = None
+    signal: str | None = None  # rank_ended: what killed the process, or
+    exit_code: int | None = None  # the code that it exited with, if the kernel could still tell
 
 
 @dataclass(frozen=True, slots=True)

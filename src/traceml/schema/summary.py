@@ -119,6 +119,7 @@ class EndedFirst:
     step: int | None = None
     phase: str | None = None
     together: bool = False  # several ended at the same moment; which was first is unknown
+    signal: str | None = None  # that killed it, if known
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """DDP on gloo that knows nothing of TraceML; one rank gets one fault of a known size (they sleep)."""
 
 import argparse
+import datetime
 import os
 import signal
 import time
@@ -21,11 +22,19 @@ parser.add_argument("--backward", type=float, default=0.0)
 parser.add_argument("--optimizer", type=float, default=0.0)
 parser.add_argument("--base", type=float, default=15.0, help="ms of forward on every rank")
 parser.add_argument("--extra-steps", type=int, default=0)
+parser.add_argument("--late", action="append", default=[], help="RANK:PLACE:MS, extra ms a step there")
 parser.add_argument("--kill-at", type=int, default=0)
+parser.add_argument("--kill-in", default="end", help="the place after that step")
+parser.add_argument("--stall-at", type=int, default=0, help="after this step, one long nap")
+parser.add_argument("--stall-in", default="start")
+parser.add_argument("--stall-ms", type=float, default=0.0)
 parser.add_argument("--kill-all-at", type=int, default=0)
 parser.add_argument("--starve", default="", help="join this memory cgroup (and a rank's number), then leak")
 parser.add_argument("--raise-at", type=int, default=0)
 parser.add_argument("--hang-at", type=int, default=0)
+parser.add_argument("--timeout-s", type=float, default=1800.0, help="of every exchange")
+parser.add_argument("--validate-every", type=int, default=0, help="on one rank; the others wait for it")
+parser.add_argument("--validate-ms", type=float, default=0.0)
 parser.add_argument("--memory-mb", type=int, default=0)
 parser.add_argument("--all-reduce", type=int, default=0, help="explicit all-reduces of 1 MB a step")
 parser.add_argument("--accumulate", type=int, default=1)
@@ -35,7 +44,7 @@ parser.add_argument("--rotate", action="store_true", help="the fault moves from 
 args = parser.parse_args()
 
 torch.set_num_threads(1)
-dist.init_process_group("gloo")
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=args.timeout_s))
 rank, world = dist.get_rank(), dist.get_world_size()
 step = 0
 leaked = []
@@ -44,9 +53,18 @@ if args.starve:
         file.write(str(os.getpid()))
 
 
-def fault(name):
+late = dict(words.rsplit(":", 1) for words in args.late)
+
+
+def fault(place):
+    """Every place of a step calls this: input, start, forward, backward, optimizer, end."""
     if rank == (step % world if args.rotate else args.rank):
-        nap(getattr(args, name), "fault")
+        nap(getattr(args, place, 0.0), "fault")
+    nap(float(late.get(f"{rank}:{place}", 0)), f"late{rank}")
+    if rank == args.rank and (step, place) == (args.stall_at, args.stall_in):
+        nap(args.stall_ms, "stall")
+    if rank == args.rank and (step, place) == (args.kill_at, args.kill_in):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Data(Dataset):
@@ -91,6 +109,15 @@ class SlowSGD(torch.optim.SGD):
         return super().step(closure)
 
 
+def validate():
+    model.eval()
+    with torch.no_grad():
+        for x, _ in DataLoader(Data(4), batch_size=None):
+            nap(args.validate_ms / 4, "validation")
+            model(x)
+    model.train()
+
+
 torch.manual_seed(0)
 model = Model()
 trained = model if args.no_ddp else DistributedDataParallel(model)
@@ -98,6 +125,7 @@ optimizer = SlowSGD(model.parameters(), lr=0.01)
 kept = [torch.ones(args.memory_mb * 2**18)] if args.memory_mb and rank == args.rank else []
 steps = args.steps + (args.extra_steps if rank == args.rank else 0)
 for index, (x, y) in enumerate(DataLoader(Data(steps * args.accumulate), batch_size=None)):
+    fault("start")
     if (index + 1) % args.accumulate:
         with trained.no_sync():
             nn.functional.mse_loss(trained(x), y).backward()
@@ -112,9 +140,10 @@ for index, (x, y) in enumerate(DataLoader(Data(steps * args.accumulate), batch_s
         leaked.append(torch.ones(2**22))
     if step == args.kill_all_at:
         os.kill(os.getpid(), signal.SIGKILL)
+    fault("end")
+    if rank == args.rank and args.validate_every and step % args.validate_every == 0:
+        validate()
     if rank == args.rank:
-        if step == args.kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
         if step == args.raise_at:
             raise RuntimeError("this rank has had enough")
         if step == args.hang_at:

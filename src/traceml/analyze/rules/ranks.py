@@ -7,20 +7,29 @@ from typing import Final
 import numpy as np
 
 from traceml.analyze import window as w
-from traceml.analyze.rules.rule import EXPLAINED_SHARE, Measured, Rule, judged_share
-from traceml.analyze.views import MOST_NAMED, Excess, LateRanks, RankView
+from traceml.analyze.rules.rule import (
+    CRIT_SHARE,
+    EXPLAINED_SHARE,
+    WARN_SHARE,
+    Measured,
+    Rule,
+    judged_share,
+)
+from traceml.analyze.views import MOST_NAMED, Burden, Excess, LateRanks, RankView
 from traceml.analyze.window import RankSeries
 from traceml.schema import catalog as c
 from traceml.schema import fmt
+from traceml.schema.summary import EvidenceValue
 
 NEARLY_EVERY: Final = 0.9
+NOTABLE_WAIT: Final = 0.05
 
 
 def _straggler(view: RankView, series: RankSeries, phase: str, what: str) -> Measured | None:
     if view.late_ranks is not None:
         return _several_late(view, view.late_ranks, series, phase, what)
     found = view.excess(series)
-    if view.coupled and not _is_waited_for(view, found):
+    if view.coupled and not _is_waited_for(view, found, phase):
         return None
     share = found.ns / view.typical_step_ns
     often = "nearly every step" if found.share >= NEARLY_EVERY else f"{fmt.share(found.share)} of the steps"
@@ -44,9 +53,12 @@ def _straggler(view: RankView, series: RankSeries, phase: str, what: str) -> Mea
     )
 
 
-def _is_waited_for(view: RankView, found: Excess) -> bool:
-    """Whether the other ranks wait for this one, and because of this excess."""
-    if found.at != view.culprit or view.most_are_late:
+def _is_waited_for(view: RankView, found: Excess, phase: str) -> bool:
+    """Whether the other ranks wait for this one, and because of this excess. If another rank is about as late
+    for another reason, they wait for both."""
+    kin = w.MODEL if phase in w.MODEL else (phase,)
+    rivals = [b for b in view.burdens if b.at != found.at and b.phase not in kin and b.ns >= 0.5 * found.ns]
+    if found.at != view.culprit or view.most_are_late or rivals:
         return False
     whole_ns = view.excess(view.window.own_work, found.at).ns
     makes_up_elsewhere = whole_ns < 0.5 * found.ns
@@ -86,6 +98,17 @@ _ONE_LATE: Final = (
 _ALWAYS_LATE: Final = (
     "{rank} are slow in nearly every step: {excess_ms} behind the others, which wait for them "
     "({share} of all time), because of {what}."
+)
+_DIFFERENT_REASONS: Final = (
+    "In nearly every step some ranks spend time on what the others do not: {parts}. Without all of that a "
+    "step would take {cost_ms} less ({share})."
+)
+_NOT_LATE: Final = (
+    "In nearly every step {rank} spends time on what the others do not: {parts}. It is no later than they "
+    "are, because it spends less on other work."
+)
+_MEND_ALL: Final = (
+    "Mend all of them; one alone gains little, because the others are about as late. {rank}: {advice}."
 )
 _TAKE_TURNS: Final = (
     "{rank} take turns at being last: in each step one of them is {excess_ms} behind the others, which wait "
@@ -128,12 +151,20 @@ def h2d_straggler(view: RankView) -> Measured | None:
 
 
 def straggler(view: RankView) -> Measured | None:
-    """One rank holds the others up in both input and compute, or in something that no phase explains."""
+    """One rank holds the others up in both input and compute, or in something that no phase explains; or
+    several ranks are late for different reasons."""
+    named = [rule(view) for rule in (input_straggler, compute_straggler, h2d_straggler)]
+    if any(found is not None and found.level >= WARN_SHARE for found in named):
+        return None if view.late_ranks is not None else _generic_straggler(view)
+    found = _generic_straggler(view)
+    one_alone = found is not None and found.level >= WARN_SHARE and len(found.ranks) == 1
+    return found if one_alone else _for_different_reasons(view) or found
+
+
+def _generic_straggler(view: RankView) -> Measured | None:
     own = view.window.own_work
     if view.late_ranks is not None:
-        if any(rule(view) is not None for rule in (input_straggler, compute_straggler, h2d_straggler)):
-            return None
-        phase = view.most_uneven((w.INPUT, *w.COMPUTE, *w.OUTSIDE, w.WAIT), own)
+        phase = view.most_uneven((w.INPUT, *w.MODEL, *w.OUTSIDE, w.WAIT), own)
         return _straggler(view, own, phase, f"their own work (mostly {w.LABELS[phase]})")
     both = view.window.of(w.INPUT) + view.compute.values
     if view.uneven_in_both:
@@ -149,15 +180,66 @@ def straggler(view: RankView) -> Measured | None:
     return found
 
 
+def _for_different_reasons(view: RankView) -> Measured | None:
+    """Ranks that are about equally late, each in another phase, so that nobody waits for one of them."""
+    if not view.burdens or (view.late_ranks is not None and view.late_ranks.rotates):
+        return None
+    own = view.window.own_work
+    relief = np.bincount([b.at for b in view.burdens], [b.ns for b in view.burdens], len(own.values))
+    pace_ns = float((own.values - relief[:, None]).max(axis=0).mean())
+    cost_ns = float(own.values.max(axis=0).mean()) - pace_ns
+    share, heaviest = cost_ns / view.typical_step_ns, float(relief.max()) / view.typical_step_ns
+    is_in_the_way = own.rank_means > pace_ns if share >= WARN_SHARE else relief >= relief.max()
+    burdens = [b for b in view.burdens if is_in_the_way[b.at]]
+    at = tuple(dict.fromkeys(b.at for b in burdens))
+    parts = [f"{view.name(b.at)} {fmt.ms(b.ns / 1e6)} on {_burden_words(view, b)}" for b in burdens]
+    more = f" and {len(parts) - MOST_NAMED} more" if len(parts) > MOST_NAMED else ""
+    level = share if heaviest < CRIT_SHARE else max(share, WARN_SHARE)
+    is_late = share >= WARN_SHARE
+    return Measured(
+        level=level - view.window.cpu_delay_share,
+        score=share,
+        words={
+            "rank": _names(view, at),
+            "parts": ", ".join(parts[:MOST_NAMED]) + more,
+            "advice": "compare data, work and machine with those of the other ranks",
+        },
+        phase=burdens[0].phase if len({b.phase for b in burdens}) == 1 else None,
+        ranks=tuple(view.window.ranks[a] for a in at),
+        evidence={
+            "excess_ms": float(relief[list(at)].mean()) / 1e6,
+            "share": share,
+            "coupled": view.coupled,
+            "rotates": False,
+            "slowest_step_ms": view.slowest_step_ms,
+        },
+        cost_ms=cost_ns / 1e6 if is_late else None,
+        summary=_DIFFERENT_REASONS if is_late else _NOT_LATE,
+        action=_MEND_ALL if len(at) > 1 else None,
+    )
+
+
+def _burden_words(view: RankView, burden: Burden) -> str:
+    place = f" ({_wait_place(view, burden.at)})" if burden.phase == w.WAIT else ""
+    return _phase_name(burden.phase) + place
+
+
+def _wait_place(view: RankView, at: int) -> str:
+    """Where in the step this rank spends more unattributed time than the others."""
+    places = view.window.wait_places
+    others = np.delete(places, at, axis=0).mean(axis=0)
+    return c.WAIT_PLACES[int(np.argmax((places[at] - others).sum(axis=0)))].where
+
+
+def _phase_name(phase: str) -> str:
+    return w.LABELS.get(phase, f"phase {phase[5:]!r}")
+
+
 def _outside_words(view: RankView, phase: str, at: int) -> str:
     """What a rank does outside input and model work."""
     if phase != w.WAIT:
-        name = w.LABELS.get(phase, f"phase {phase[5:]!r}")
-        return f"work outside the training step (mostly {name})"
-    places = view.window.wait_places
-    others = np.delete(places, at, axis=0).mean(axis=0)
-    place = int(np.argmax((places[at] - others).sum(axis=0)))
-    return f"unattributed work (mostly {c.WAIT_PLACES[place].where})"
+        return f"work outside the training step (mostly {_phase_name(phase)})"
+    return f"unattributed work (mostly {_wait_place(view, at)})"
 
 
 _OUTSIDE_ADVICE: Final = {
@@ -181,6 +263,40 @@ def comm_bound(view: RankView) -> Measured | None:
         phase=w.SYNC,
         evidence={"share": share, "typical_share": typical, "sync_ms": cost_ms, "step_ms": step_ms},
         cost_ms=cost_ms,
+    )
+
+
+def sync_share(view: RankView) -> Measured | None:
+    """A large share of a typical step is sync, but neither one rank nor the exchange itself explains it."""
+    sync = view.window.of(w.SYNC)
+    sync_ms = w.median_low(np.median(sync, axis=1)) / 1e6
+    exchange_ms = float(np.median(sync.min(axis=0))) / 1e6
+    share = 1e6 * sync_ms / float(np.median(view.window.net_step_ns))
+    if share < WARN_SHARE:
+        return None
+    waiting_ms = max(sync_ms - exchange_ms, 0.0)
+    evidence: dict[str, EvidenceValue] = {"exchange_ms": exchange_ms, "waiting_ms": waiting_ms}
+    return Measured(level=share, score=share, evidence={"share": share, **evidence})
+
+
+def wait_for_outside(view: RankView) -> Measured | None:
+    """A rank validates, saves or runs a user phase while the other ranks wait for it in sync."""
+    window, found = view.window, []
+    for key in (*w.OUTSIDE, *window.user_keys):
+        mine = window.of(key)
+        at = int(np.argmax(mine.sum(axis=1)))
+        waited = np.minimum(window.of(w.SYNC), mine.max(axis=0) - mine)
+        found.append((float(np.delete(waited, at, axis=0).mean()), at, key))
+    waited_ns, at, phase = max(found)
+    share = waited_ns / float(window.net_step_ns.mean())
+    if share < NOTABLE_WAIT:
+        return None
+    return Measured(
+        level=share,
+        score=share,
+        words={"rank": view.name(at), "phase": _phase_name(phase)},
+        ranks=(window.ranks[at],),
+        evidence={"share": share, "waited_ms": waited_ns / 1e6},
     )
 
 
@@ -213,5 +329,23 @@ RULES: Final[tuple[Rule[RankView], ...]] = (
         "Exchange less or overlap it: larger batches, accumulation with no_sync, compression, bucket size.",
         status="COMM-BOUND",
         needs=(w.SYNC,),
+    ),
+    Rule(
+        "WAIT_FOR_RANK",
+        wait_for_outside,
+        "The other ranks wait for {rank} in sync while it is in {phase}: {waited_ms} per step ({share}).",
+        "Share that work between the ranks, or do it less often.",
+        thresholds=None,
+        needs=(w.SYNC,),
+    ),
+    Rule(
+        "SYNC_SHARE",
+        sync_share,
+        "Sync is {share} of a typical step: {exchange_ms} is exchange, which even the last rank pays, "
+        "{waiting_ms} is waiting for whichever rank is last. No single rank is behind it.",
+        "Give every rank the same work in each step, and a core of its own.",
+        thresholds=None,
+        needs=(w.SYNC,),
+        unless=("INPUT_STRAGGLER", "COMPUTE_STRAGGLER", "H2D_STRAGGLER", "STRAGGLER", "COMM_BOUND"),
     ),
 )

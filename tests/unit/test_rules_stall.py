@@ -1,0 +1,271 @@
+"""Single events that cost a large part of a run: steps that stall, dropped steps, steps that do more work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit import made
+from tests.unit.made import window
+from tests.unit.test_rules_ranks import coupled, uncoupled, usual
+from traceml.analyze.align import align
+from traceml.analyze.diagnose import diagnose_time
+from traceml.analyze.window import Window
+from traceml.schema.summary import CRIT, WARN, Finding, Summary
+
+COUNT = 100
+USUAL: dict[str, Any] = {"input": 1.0, "forward": 15.0, "backward": 10.0, "optimizer": 2.0}
+PHASES = ("input", "forward", "backward", "optimizer", "wait")
+
+
+def once(at: int, ms: float, count: int = COUNT) -> Any:
+    """`ms` in one step, by index."""
+    found = np.zeros(count)
+    found[at] = ms
+    return found
+
+
+def stalled(phase: str, at: int, ms: float, count: int = COUNT, **more: Any) -> Window:
+    """A single rank that stops once."""
+    phases: dict[str, Any] = {key: made.series(value, count) for key, value in USUAL.items()}
+    phases[phase] = phases.get(phase, np.zeros(count)) + once(at, ms, count)
+    return window(count, **phases, **more)
+
+
+def found(kind: str, findings: list[Finding]) -> Finding:
+    (finding,) = [f for f in findings if f.kind == kind]
+    return finding
+
+
+def kinds(findings: list[Finding]) -> set[str]:
+    return {f.kind for f in findings}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("at", [0, 50, 99])
+def test_one_step_that_costs_most_of_the_run_is_a_stall(phase: str, at: int) -> None:
+    """One process, any phase, any place in the run: the step, the phase, the cost and the gain."""
+    first = diagnose_time(stalled(phase, at, 20_000.0))[0]
+    assert (first.kind, first.severity, first.phase, first.ranks) == ("STALL", CRIT, phase, [])
+    assert first.evidence["step"] == at + 1
+    assert first.evidence["extra_ms"] == pytest.approx(20_000)
+    assert first.evidence["cost_ms"] == pytest.approx(200)
+    assert first.score == pytest.approx(20 / 22.8, rel=0.01)
+    assert first.summary.startswith(f"Step {at + 1} took 20.0 s, 100.0 % of the extra time is in {phase}")
+
+
+def test_place_of_a_stall_between_phases_is_reported() -> None:
+    """Time that no phase claims has a place in the step, and the sentence says which."""
+    first = diagnose_time(stalled("wait", 50, 20_000.0, place="wait_input"))[0]
+    assert "in wait, between fetching the batch and the forward pass" in first.summary
+
+
+@pytest.mark.parametrize(
+    ("ms", "severity"), [(150.0, None), (300.0, None), (320.0, WARN), (690.0, WARN), (720.0, CRIT)]
+)
+def test_stall_is_judged_by_its_share_of_the_run(ms: float, severity: str | None) -> None:
+    """100 steps of 28 ms: a step that costs a tenth of all time is a warning, a fifth is critical."""
+    findings = [f for f in diagnose_time(stalled("input", 50, ms)) if f.kind == "STALL"]
+    assert [f.severity for f in findings] == ([] if severity is None else [severity])
+
+
+@pytest.mark.parametrize("count", [6, 10, 19])
+def test_stall_in_a_short_run_is_a_warning(count: int) -> None:
+    """Fewer than 20 steps: found, but never critical."""
+    first = diagnose_time(stalled("forward", count - 2, 3_000.0, count))[0]
+    assert (first.kind, first.severity) == ("STALL", WARN)
+
+
+def test_two_stalls_are_both_reported_and_three_are_jitter() -> None:
+    """Up to two single events are told one by one; a third of like size makes a pattern."""
+    extra = once(30, 5_000.0) + once(70, 4_000.0)
+    two = diagnose_time(window(COUNT, **{**USUAL, "input": 1.0 + extra}))
+    stall = found("STALL", two)
+    assert "Step 31 took 5029.0 ms" not in stall.summary, "28 ms and 5 s"
+    assert "Step 31 took 5028.0 ms" in stall.summary
+    assert "Step 71 took 4028.0 ms" in stall.summary
+    assert "JITTER" not in kinds(two)
+    three = diagnose_time(window(COUNT, **{**USUAL, "input": 1.0 + extra + once(90, 4_500.0)}))
+    assert "JITTER" in kinds(three)
+    assert "STALL" not in kinds(three)
+
+
+def test_stall_does_not_hide_jitter_nor_count_as_such() -> None:
+    """A stall among slow steps of 200 ms: the stall is told by itself, the period of the others is right."""
+    slow = made.every(10, 200.0, COUNT, offset=5)
+    findings = diagnose_time(
+        window(COUNT, **{**USUAL, "forward": 15.0 + slow, "input": 1 + once(50, 2_000.0)})
+    )
+    assert found("STALL", findings).evidence["step"] == 51
+    jitter = found("JITTER", findings)
+    assert (jitter.evidence["period"], jitter.evidence["slow_steps"]) == (10, 10)
+    assert jitter.evidence["extra_ms"] == pytest.approx(200)
+
+
+def test_garbage_collection_that_stalls_a_step_is_named() -> None:
+    """It runs inside a phase, but it is the cause."""
+    first = diagnose_time(stalled("forward", 50, 5_000.0, gc=once(50, 4_900.0)))[0]
+    assert (first.kind, first.evidence["where"]) == ("STALL", "garbage collection")
+
+
+def test_long_validation_is_no_stall() -> None:
+    """Deliberate work is WAIT-HEAVY, which names it."""
+    assert "STALL" not in kinds(diagnose_time(stalled("validation", 50, 5_000.0)))
+
+
+# ---- ranks
+
+
+def stops(ranks: int, at: int, **stopped: dict[int, float]) -> Summary:
+    """Coupled ranks; `stopped`: by phase and rank, ms in one step."""
+    changed = {
+        phase: (lambda rank, by_rank=by_rank: once(at, by_rank.get(rank, 0.0)))
+        for phase, by_rank in stopped.items()
+    }
+    return coupled(usual(ranks, **changed))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 64])
+@pytest.mark.parametrize("phase", ["input", "forward", "backward", "optimizer"])
+def test_stall_of_one_rank_names_that_rank(ranks: int, phase: str) -> None:
+    """The others wait in sync: the rank that stopped, its phase and the gain are reported."""
+    primary = stops(ranks, 60, **{phase: {1: 20_000.0}}).primary_diagnosis
+    assert (primary.status, primary.severity, primary.ranks, primary.phase) == ("STALL", CRIT, [1], phase)
+    assert primary.evidence["step"] == 61
+    assert f"in {phase} on r1" in primary.summary
+    assert primary.potential_speedup == pytest.approx((20_000 + 39 * COUNT) / (39 * COUNT), rel=0.05)
+
+
+def test_stall_of_several_ranks_names_them_and_of_all_ranks_none() -> None:
+    """Two of four stop in the same step; then all four, as on a shared file system."""
+    primary = stops(4, 60, input={1: 9_000.0, 2: 8_000.0}).primary_diagnosis
+    assert (primary.status, primary.ranks, primary.phase) == ("STALL", [1, 2], "input")
+    assert "on r1 and r2" in primary.summary
+    primary = stops(4, 60, input=dict.fromkeys(range(4), 9_000.0)).primary_diagnosis
+    assert (primary.status, primary.ranks, primary.phase) == ("STALL", [], "input")
+
+
+def test_stall_of_the_exchange_blames_no_rank() -> None:
+    """All ranks wait in sync: the network, not a rank."""
+    primary = coupled(usual(4), comm_ms=1.0 + once(60, 9_000.0)).primary_diagnosis
+    assert (primary.status, primary.ranks, primary.phase) == ("STALL", [], "sync")
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_stall_after_the_exchange_counts_once(ranks: int) -> None:
+    """r1 stops in its optimizer in step 61, so the others wait for it in step 62: one stall, of r1."""
+    own = usual(ranks, optimizer=lambda rank: once(60, 9_000.0) if rank == 1 else 0.0)
+    rows = [
+        made.rank(
+            made.steps(COUNT, measured=(*made.ALL_MEASURED, "sync"), **phases, sync=1.0 + waits),
+            number,
+            world_size=ranks,
+        )
+        for number, phases in enumerate(own)
+        for waits in [once(61, 9_000.0) if number != 1 else 0.0]
+    ]
+    findings = diagnose_time(align(rows))
+    stall = found("STALL", findings)
+    assert (stall.evidence["step"], stall.evidence["stalled_steps"], stall.ranks) == (61, 1, [1])
+    assert "JITTER" not in kinds(findings)
+
+
+def test_stall_of_a_rank_that_nobody_waits_for_is_found() -> None:
+    """Not coupled: only one rank is late, and the typical rank does not show it."""
+    own = usual(4, forward=lambda rank: once(60, 20_000.0) if rank == 2 else 0.0)
+    stall = found("STALL", uncoupled(own).step_time.issues)
+    assert (stall.ranks, stall.phase) == ([2], "forward")
+
+
+@pytest.mark.parametrize("noise_ms", [0.5, 2.0, 5.0])
+def test_ordinary_noise_is_no_stall(noise_ms: float) -> None:
+    """Heavy-tailed noise on 2 to 64 ranks never makes a stall."""
+    for seed in range(5):
+        noise = np.random.default_rng(seed)
+        for ranks in (2, 8, 64):
+            own = [
+                {k: v + noise.exponential(noise_ms, COUNT) for k, v in USUAL.items()} for _ in range(ranks)
+            ]
+            assert "STALL" not in kinds(coupled(own).step_time.issues)
+
+
+# ---- warm-up
+
+
+@pytest.mark.parametrize("step", [2, 3, 5])
+def test_stall_in_the_first_steps_does_not_vanish_in_warm_up(step: int) -> None:
+    """The first step is warm-up as always; a later one that takes most of the run is a stall."""
+    forward = 15.0 + once(0, 100.0) + once(step - 1, 20_000.0)
+    made_window = align([made.rank(made.steps(COUNT, forward=forward, backward=10.0))])
+    assert made_window.steps[0] <= step
+    assert found("STALL", diagnose_time(made_window)).evidence["step"] == step
+
+
+def test_slow_start_is_still_warm_up() -> None:
+    """Slow first steps that get faster are no stall, however long they take."""
+    forward = 15.0 + once(0, 20_000.0) + once(1, 5_000.0) + once(2, 300.0)
+    made_window = align([made.rank(made.steps(COUNT, forward=forward, backward=10.0))])
+    assert len(made_window.warmup) == 3
+    assert "STALL" not in kinds(diagnose_time(made_window))
+
+
+# ---- dropped steps
+
+
+@pytest.mark.parametrize(("seconds", "severity"), [(0.2, None), (0.5, WARN), (20.0, CRIT)])
+def test_time_in_steps_that_were_not_completed_is_reported(seconds: float, severity: str | None) -> None:
+    """Between step 60 and step 61 one was dropped: its time is in no step, but it is not lost from sight."""
+    rows = made.steps(COUNT, **USUAL)
+    rows["begin_ns"][60:] += int(seconds * 1e9)
+    rows["end_ns"][60:] += int(seconds * 1e9)
+    findings = [f for f in diagnose_time(align([made.rank(rows)])) if f.kind == "DROPPED_STEPS"]
+    assert [f.severity for f in findings] == ([] if severity is None else [severity])
+    if findings:
+        assert findings[0].evidence["step"] == 61
+        assert findings[0].evidence["longest_ms"] == pytest.approx(seconds * 1000)
+
+
+# ---- more work
+
+
+def growing(count: int = COUNT, per_call: float = 1.0, **more: Any) -> Window:
+    """Episodes whose length grows from 20 to 120 model calls; `per_call` ms each."""
+    calls = np.linspace(20, 120, count)
+    return window(count, forward=calls * per_call, backward=5.0, switches=calls[None, :], **more)
+
+
+def test_growing_episodes_are_more_work_not_a_slowdown() -> None:
+    """Step time grows with the model calls of a step: nothing is slow, and no gain is promised."""
+    findings = diagnose_time(growing())
+    assert "SLOWDOWN" not in kinds(findings)
+    assert findings[0].kind == "COMPUTE_BOUND", "the remark does not replace the verdict"
+    assert "times as many model calls" in found("MORE_WORK", findings).summary
+
+
+@pytest.mark.parametrize("amount", ["samples", "tokens"])
+def test_larger_batches_are_more_work_too(amount: str) -> None:
+    """Twice the samples or tokens take twice as long."""
+    level = np.where(np.arange(COUNT) < 50, 16.0, 32.0)
+    known: dict[str, Any] = {amount: level[None, :]}
+    findings = diagnose_time(window(COUNT, forward=level, **known))
+    assert "SLOWDOWN" not in kinds(findings)
+    assert f"2.0 times as many {amount}" in found("MORE_WORK", findings).summary
+
+
+def test_slowdown_beyond_the_additional_work_is_reported() -> None:
+    """Twice the samples take four times as long: half of that is a slowdown, and the sentence says so."""
+    samples = np.where(np.arange(COUNT) < 50, 16.0, 32.0)
+    findings = diagnose_time(window(COUNT, forward=samples**2 / 16, samples=samples[None, :]))
+    slowdown = found("SLOWDOWN", findings)
+    assert (slowdown.evidence["before_ms"], slowdown.evidence["after_ms"]) == (32.0, 64.0)
+    assert "(+100.0 %), for 2.0 times as many samples" in slowdown.summary
+    assert "MORE_WORK" not in kinds(findings)
+
+
+def test_slowdown_with_the_same_work_stays_a_slowdown() -> None:
+    """The number of samples is known and does not change."""
+    level = np.where(np.arange(COUNT) < 50, 16.0, 32.0)
+    findings = diagnose_time(window(COUNT, forward=level, samples=np.full((1, COUNT), 8.0)))
+    assert found("SLOWDOWN", findings).severity == CRIT

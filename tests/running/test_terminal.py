@@ -107,8 +107,6 @@ def test_a_burst_of_ctrl_c_escalates_and_says_so(tmp_path: Path) -> None:
         if "SIGKILL" in terminal.shown:
             break
         terminal.until(lambda shown, n=count: shown.count("^C") >= n, "no echo")  # type: ignore[misc]
-        if "SIGTERM" in terminal.shown:
-            terminal.until_got(TERM, 1)  # on a busy machine the next key must not overtake it
     assert terminal.end() == -signal.SIGKILL
     assert terminal.shown.count("Ctrl-C 3 times within 2 s: sending SIGTERM to the command") == 1
     assert terminal.shown.count("Ctrl-C 4 times within 2 s: sending SIGKILL to the command") == 1

@@ -46,6 +46,7 @@ class Scenario:
     says: str = ""
     micro_batches: int = 1
     cold: bool = False
+    learned: int = 0  # steps that may pass before the fault is told apart from other work
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
@@ -304,6 +305,7 @@ SCENARIOS = (
         phase="input",
         steps=60,
         says="inferred",
+        learned=12,
     ),
     Scenario(
         "metrics between forward and backward",

@@ -52,7 +52,8 @@ def problems(scenario: Scenario, summary: dict[str, Any], folder: Path) -> list[
         # The training also waited for a core, because of other processes; TraceML reports how long.
         delayed = (summary["process"]["metrics"]["cpu_delay_percent"]["worst"]["value"] or 0) / 100
         more = scenario.tolerance * slept + 1.5 + delayed * (value or 0)
-        if value is None or not -0.02 * slept <= value - slept <= more:
+        least = -(0.02 + scenario.learned / scenario.steps) * slept
+        if value is None or not least <= value - slept <= more:
             found.append(f"{scenario.metric} is {value}, injected {slept}")
     for key, (expected, tolerance) in scenario.evidence.items():
         if key.endswith("_ms"):

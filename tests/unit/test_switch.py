@@ -370,7 +370,7 @@ def _step(gap: int, cpu: int, nodes: int = 100) -> list[tuple[Any, ...]]:
 def test_a_long_gap_is_loss_only_as_far_as_the_thread_worked(kind: type[PythonSwitch]) -> None:
     """Once long gaps are seen, their CPU time is forward and the rest (a sleep, a blocked write) is wait."""
     d = Driver(kind)
-    for _ in range(5):
+    for _ in range(8):
         d.play(_step(10_000_000, 3_000_000))
     last = d.rows[-1]
     assert value(last, "forward") == pytest.approx(FORWARD_NS + 3_000_000, abs=10)
@@ -382,7 +382,7 @@ def test_a_long_gap_is_loss_only_as_far_as_the_thread_worked(kind: type[PythonSw
 def test_a_long_gap_without_operations_is_no_loss(kind: type[PythonSwitch]) -> None:
     """Making a batch or stepping an environment between forward and backward stays wait, and is busy."""
     d = Driver(kind)
-    for _ in range(5):
+    for _ in range(8):
         d.play(_step(10_000_000, 9_000_000, nodes=0))
     last = d.rows[-1]
     assert value(last, "forward") == pytest.approx(FORWARD_NS, abs=10)
@@ -394,7 +394,7 @@ def test_a_long_gap_without_operations_is_no_loss(kind: type[PythonSwitch]) -> N
 def test_few_operations_explain_only_a_part_of_a_long_gap(kind: type[PythonSwitch]) -> None:
     """A loss of one operation takes at most ten times what an operation of this model takes."""
     d = Driver(kind)
-    for _ in range(5):
+    for _ in range(8):
         d.play(_step(50_000_000, 50_000_000, nodes=1))
     one = FORWARD_NS // FORWARD_NODES
     assert value(d.rows[-1], "forward") - FORWARD_NS == pytest.approx(NODE_FACTORS[1] * one, rel=0.01)
@@ -404,7 +404,7 @@ def test_few_operations_explain_only_a_part_of_a_long_gap(kind: type[PythonSwitc
 def test_a_thread_that_never_blocked_was_at_work(kind: type[PythonSwitch]) -> None:
     """On a busy machine a loss waits for a core: without a block it is the model's time all the same."""
     d = Driver(kind)
-    for _ in range(5):
+    for _ in range(8):
         operations = _step(10_000_000, 3_000_000)
         d.play([(*o, False) if o[:2] == ("tick", 10_000_000) else o for o in operations])
     assert value(d.rows[-1], "forward") == pytest.approx(FORWARD_NS + 10_000_000, abs=10)
@@ -414,7 +414,7 @@ def test_a_thread_that_never_blocked_was_at_work(kind: type[PythonSwitch]) -> No
 def test_work_before_a_forward_pass_is_told_apart_from_sleep(kind: type[PythonSwitch]) -> None:
     """In every wait place, not only after a forward pass, CPU time is known once long gaps are usual."""
     d = Driver(kind)
-    for _ in range(5):
+    for _ in range(8):
         d.play([("enter", c.INPUT), ("leave",), ("tick", 10_000_000, 4_000_000), *_step(10, 10)])
     assert value(d.rows[-1], "wait_input") == pytest.approx(10_000_000, abs=20)
     assert value(d.rows[-1], "busy_wait_us") == pytest.approx(4_000, abs=1)
@@ -425,9 +425,9 @@ def test_work_before_a_forward_pass_is_told_apart_from_sleep(kind: type[PythonSw
 def test_the_watch_ends_when_long_gaps_become_rare(
     kind: type[PythonSwitch], short_gaps: int, watched: bool
 ) -> None:
-    """Two long gaps count 32, each short one takes 1 back: CPU time is read down to 17 and not below."""
+    """Eight long gaps count 32, each short one takes 1 back: CPU time is read down to 17 and not below."""
     d = Driver(kind)
-    for gap in (10_000_000, 10_000_000, *[50] * short_gaps, 10_000_000):
+    for gap in (*[10_000_000] * 8, *[50] * short_gaps, 10_000_000):
         d.play(_step(gap, 3_000_000))
     assert (value(d.rows[-1], "forward") > FORWARD_NS + 1_000_000) is watched
 
@@ -436,9 +436,9 @@ def test_the_watch_ends_when_long_gaps_become_rare(
 def test_a_sleep_after_forward_stays_wait(kind: type[PythonSwitch]) -> None:
     """A long gap without CPU time never counts as model work, not even before gaps are watched."""
     d = Driver(kind)
-    for _ in range(5):
+    for _ in range(8):
         d.play(_step(50_000_000, 0))
-    assert [value(r, "wait_forward") > 49_999_000 for r in d.rows] == [True] * 5
+    assert [value(r, "wait_forward") > 49_999_000 for r in d.rows] == [True] * 8
     assert all(value(r, "busy_wait_us") == 0 for r in d.rows)
 
 

@@ -29,11 +29,11 @@ PASS: Final = -9
 """Answer of `enter`: another thread, or already inside a phase; the call passes straight through."""
 
 SHORT_GAP_NS: Final = 100_000
-LONG_GAP_WEIGHT: Final = 16
+LONG_GAP_WEIGHT: Final = 4
 WATCH_FROM: Final = 17
-WATCH_MOST: Final = 256
-"""Reading the thread's CPU time costs more than all else here, so it is read only while long gaps in the
-same place are no rarity: each one counts 16, each short one takes 1 back, and from 17 on it is watched."""
+WATCH_MOST: Final = 64
+"""Reading what the thread has used costs more than all else here, so it is read only where long gaps are
+usual: each one counts 4, each short one in the same place takes 1 back, and from 17 on it is watched."""
 NODE_FACTORS: Final = (1.5, 10.0)
 """How many times as long as a typical operation of the model one between modules, or of a loss, may take."""
 ROW: Final = row_struct(c.STEP_COLUMNS)

@@ -83,8 +83,8 @@ def _about_the_window(window: Window) -> list[str]:
         )
     if window.cpu_delay_share >= NOTABLE_CPU_DELAY:
         notes.append(
-            f"The training threads waited for a CPU core {fmt.share(window.cpu_delay_share)} of the time, "
-            "because of other work on this machine or its host, or a CPU quota."
+            f"The training threads waited for a CPU core {fmt.share(window.cpu_delay_share)} of the time: "
+            f"{window.core_use.rival}."
         )
     if window.steps_inferred:
         notes.append(

@@ -45,7 +45,8 @@ def _verdict(summary: Summary) -> list[str]:
     lines += wrap("Why      ", first.summary)
     lines += wrap("Next     ", first.action)
     if first.potential_speedup is not None:
-        gain = f"up to {fmt.factor(first.potential_speedup)} as fast ({first.potential_how})"
+        much = "about" if first.potential_is_bound is False else "at most"
+        gain = f"{much} {fmt.factor(first.potential_speedup)} as fast ({first.potential_how})"
         lines += wrap("Gain     ", gain)
     if summary.run.status not in ("completed", "running"):
         code = summary.run.exit_code

@@ -36,6 +36,7 @@ class Primary(Finding):
     section: str = "step_time"
     potential_speedup: float | None = None
     potential_how: str | None = None
+    potential_is_bound: bool | None = None  # True: at most; False: the advice followed gives about that
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 
 from traceml.analyze import window as w
-from traceml.analyze.rules.rule import CRIT_SHARE, Measured, Rule, judged_share
+from traceml.analyze.rules.input_advice import advise
+from traceml.analyze.rules.rule import Measured, Rule, judged_share
 from traceml.analyze.views import TimeView
 from traceml.schema import catalog as c
 from traceml.schema import fmt
@@ -36,11 +37,11 @@ def input_bound(view: TimeView) -> Measured:
     how = f", {workers} loader workers" if workers else ""
     if inferred:
         how = ", inferred: no loader was seen, so the time before the forward pass counts as input"
-    advice = "load batches in the background (DataLoader with num_workers of 2 or more)"
-    if workers:
-        advice = f"the loader already has {workers} workers, so make the dataset faster, or add workers"
-    found.words.update(how=how, advice=advice)
-    found.evidence.update(inferred=inferred, workers=workers)
+    advice = advise(view, found.cost_ms or 0.0)
+    found.words.update(how=how, advice=advice.text)
+    found.evidence.update(
+        inferred=inferred, workers=workers, saves_ms=advice.saves_ms, promised=advice.promised
+    )
     return found
 
 
@@ -102,23 +103,18 @@ def compute_bound(view: TimeView) -> Measured | None:
     return Measured(
         level=share,
         score=share,
-        words={"step": fmt.ms(view.step_ms), "delay": fmt.share(window.cpu_delay_share)},
+        words={"step": fmt.ms(view.step_ms)},
         phase=largest,
         evidence={"share": share, "largest": largest, "largest_ms": window.mean_ms(window.of(largest))},
-        action=_LACK_OF_CORES if window.cpu_delay_share >= CRIT_SHARE else None,
     )
 
 
-_LACK_OF_CORES: Final = (
-    "Give the job more cores first: its threads waited for a core {delay} of the time (other jobs, or a CPU "
-    "quota). Then optimize {largest}."
-)
 RULES: Final[tuple[Rule[TimeView], ...]] = (
     Rule(
         "INPUT_BOUND",
         input_bound,
         "Waiting for input takes {cost_ms} of a {step_ms} step ({share}{how}).",
-        "Inspect the input path first: {advice}.",
+        "Inspect the input path: {advice}.",
         status="INPUT-BOUND",
         needs=(w.INPUT,),
     ),
@@ -126,7 +122,7 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
         "H2D_BOUND",
         h2d_bound,
         "Copying data to the device takes {cost_ms} of a {step_ms} step ({share}).",
-        "Pin memory in the loader and copy with non_blocking=True, or copy fewer bytes.",
+        "Try pinned memory in the loader and copies with non_blocking=True, or copy fewer bytes.",
         status="H2D-BOUND",
     ),
     Rule(

@@ -60,7 +60,7 @@ def test_lack_of_cores_comes_before_any_other_advice(kind: str) -> None:
         ),
         ({"workers": 4, "others_busy": 1.0}, "first: other work keeps 1.0 of 2 cores busy."),
         ({"processes": 2, "threads": 2, "others_busy": 1.0}, "; other work keeps 1.0 of 2 cores busy."),
-        ({}, "other jobs, the machine's host or a CPU quota have them."),
+        ({}, "look for other jobs, a CPU quota, or a busy host of this machine."),
     ],
 )
 def test_rival_for_the_cores_is_named(use: dict[str, Any], words: str) -> None:

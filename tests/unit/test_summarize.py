@@ -57,6 +57,42 @@ def test_seconds_of_a_run_add_up() -> None:
     )
 
 
+def test_validation_and_checkpoints_outside_steps_have_their_share() -> None:
+    """Before the first and after the last step, and in warm-up: every second of the run has a name."""
+    rows = made.steps(50, begin_ns=2_000_000_000, validation=[500.0, *[0.0] * 49], **USUAL)
+    end_ns = int(rows["end_ns"][-1])
+    outside = [
+        {"kind": "validation", "time_ns": 500_000_000, "duration_ns": 1_000_000_000},
+        {"kind": "validation", "time_ns": end_ns, "duration_ns": 400_000_000},
+        {"kind": "checkpoint", "time_ns": end_ns + 400_000_000, "duration_ns": 100_000_000},
+        {"kind": "checkpoint", "time_ns": 2_100_000_000, "duration_ns": 1_000_000, "step": 2},  # in a step
+    ]
+    found = summary_of(made.rank(rows, events=outside)).run
+    assert found.accounting == pytest.approx(
+        {
+            "startup_s": 1.0,
+            "validation_before_s": 1.0,
+            "steps_s": 1.0,
+            "dropped_steps_s": 0.0,
+            "validation_after_s": 0.4,
+            "checkpoint_after_s": 0.1,
+            "after_last_step_s": 0.5,
+        }
+    )
+    labels = [(p.label, round(p.seconds, 3)) for p in found.parts]
+    assert labels == [
+        ("Start-up", 1.0),
+        ("Validation before", 1.0),
+        ("Warm-up steps", 0.51),
+        ("Steps", 0.49),
+        ("Validation after", 0.4),
+        ("Checkpoint after", 0.1),
+        ("End", 0.5),
+    ]
+    assert sum(p.share for p in found.parts) == pytest.approx(1.0)
+    assert next(p.about for p in found.parts if p.label == "Warm-up steps") == "1 step: validation 500.0 ms"
+
+
 def test_phases_add_up_to_the_step() -> None:
     """The averages of all phases, user phases and wait are the average step."""
     rank = made.rank(

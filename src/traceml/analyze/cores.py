@@ -66,12 +66,12 @@ class CoreUse:
 
     @property
     def rival(self) -> str:
-        """Who has the cores that the run lacks, and what to do about it; a sentence without its end."""
+        """Who has the cores that the run lacks, and what to do about it; empty if nobody was seen."""
         others = ""
         if self.others_busy is not None and self.others_busy >= NOTABLE_CORES:
             others = f"other work keeps {self.others_busy:.1f} of {_some(self.cores, 'core')} busy"
         if not self.competes_with_itself:
-            return others or "other jobs, the machine's host or a CPU quota have them"
+            return others
         return f"the run competes with itself, {self.asked}: {self._remedy}" + (others and f"; {others}")
 
     @property

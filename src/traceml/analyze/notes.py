@@ -40,11 +40,7 @@ def notes_of(
         notes += _uneven(ranks)
     notes += _absent(ranks, window)
     notes += _stalled(ranks, recording.monitor_events)
-    notes += [
-        f"Another process (pid {r.pid}, {fmt.count(totals.steps_of(r))} step(s)) also recorded as r{r.rank} "
-        "at the same time; it is left out."
-        for r in attempts.doubles[:MOST_LISTED]
-    ]
+    notes += _doubles(attempts)
     return notes + _restarts(earlier)
 
 
@@ -83,8 +79,8 @@ def _about_the_window(window: Window) -> list[str]:
         )
     if window.cpu_delay_share >= NOTABLE_CPU_DELAY:
         notes.append(
-            f"The training threads waited for a CPU core {fmt.share(window.cpu_delay_share)} of the time: "
-            f"{window.core_use.rival}."
+            f"The training threads waited for a CPU core {fmt.share(window.cpu_delay_share)} of the time"
+            + (f": {rival}." if (rival := window.core_use.rival) else _BECAUSE_OF_OTHERS)
         )
     if window.steps_inferred:
         notes.append(
@@ -151,6 +147,19 @@ def _uneven(ranks: Ranks) -> list[str]:
     ]
 
 
+def _doubles(attempts: Attempts) -> list[str]:
+    """That several processes trained as the same rank at the same time."""
+    found = []
+    for rank in sorted({r.rank for r in attempts.doubles})[:MOST_LISTED]:
+        shown, others = attempts.chosen[rank], sum(r.rank == rank for r in attempts.doubles)
+        who = f"as r{rank}" if (shown.identity.world_size or 1) > 1 else "without ranks"
+        found.append(
+            f"{others + 1} processes trained {who} at the same time. The tables are about pid {shown.pid}, "
+            "which completed the most steps; the list of trainings has all of them."
+        )
+    return found
+
+
 def _restarts(earlier: Sequence[Attempt]) -> list[str]:
     if not earlier:
         return []
@@ -161,6 +170,9 @@ def _restarts(earlier: Sequence[Attempt]) -> list[str]:
         f"The same ranks ran {len(earlier) + 1} times; these numbers cover the last time only. The time "
         f"before, they completed {fmt.count(last.steps)} step(s){why}{end}"
     ]
+
+
+_BECAUSE_OF_OTHERS: Final = ", because of other work on this machine or its host, or a CPU quota."
 
 
 def _why_nothing(seen: frozenset[str]) -> str:

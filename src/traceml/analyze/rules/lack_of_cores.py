@@ -14,6 +14,8 @@ from traceml.schema.summary import Finding
 STRETCHED: Final = ("INPUT_BOUND", "WAIT_HEAVY", "COMPUTE_BOUND", "BALANCED")
 """Diagnoses of where the time goes. Those that compare steps or ranks subtract the delay themselves."""
 
+_UNSEEN: Final = "look for other jobs, a CPU quota, or a busy host of this machine"
+
 
 def consider_cores(finding: Finding, use: CoreUse) -> Finding:
     """The finding with what a lack of cores, or idle ones, mean for it."""
@@ -30,7 +32,7 @@ def _cores_first(finding: Finding, use: CoreUse, why: str, action: str) -> Findi
     return replace(
         finding,
         summary=f"{finding.summary} {why}",
-        action=f"{action}: {use.rival}. Then {then}",
+        action=f"{action}: {use.rival or _UNSEEN}. Then {then}",
         evidence={**finding.evidence, **_facts(use), "promised": False},
     )
 

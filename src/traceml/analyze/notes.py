@@ -29,8 +29,6 @@ def notes_of(
     """`summary.run.notes`."""
     ranks = attempts.chosen
     notes = [*recording.problems, *facts.notes]
-    if not ranks and facts.status != "running":
-        notes.append(_why_nothing(recording.seen))
     notes += _about_the_window(window)
     if any(r.lost_rows for r in ranks.values()):
         notes.append("The disk was full: steps after that point are missing.")
@@ -173,18 +171,3 @@ def _restarts(earlier: Sequence[Attempt]) -> list[str]:
 
 
 _BECAUSE_OF_OTHERS: Final = ", because of other work on this machine or its host, or a CPU quota."
-
-
-def _why_nothing(seen: frozenset[str]) -> str:
-    reasons = {
-        "torch": "torch was imported, but no backward pass or optimizer step ran, so nothing was recorded.",
-        "old-python": "The command's Python is older than 3.10, so nothing was recorded.",
-        "python": "Python ran, but torch was never imported, so nothing was recorded.",
-    }
-    return next((why for sign, why in reasons.items() if sign in seen), _NO_PYTHON)
-
-
-_NO_PYTHON: Final = (
-    "No Python process started under TraceML: the command does not run Python, or its Python ignores the "
-    "environment (-I, -E, -S). Nothing was recorded."
-)

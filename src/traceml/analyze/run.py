@@ -9,6 +9,7 @@ from typing import Final
 from traceml.analyze import endings, totals
 from traceml.analyze.accounting import accounting_of, parts_of
 from traceml.analyze.attempts import Attempts
+from traceml.analyze.no_data import described, early_failure
 from traceml.analyze.notes import notes_of
 from traceml.analyze.trainings import trainings_of
 from traceml.analyze.window import Window
@@ -67,7 +68,7 @@ def _reason(recording: RunRecording, ranks: dict[int, RankRecording], facts: Run
     """What the monitor knows, otherwise how the ranks ended; and a rank that was lost long before."""
     if facts.reason is None:
         well = facts.exit_code in (0, None) and facts.status in WELL
-        return None if well else endings.describe(ranks, recording.monitor_events)
+        return None if well else _how_it_failed(recording, ranks)
     end_ns = facts.end_ns or 0
     lost = [
         event
@@ -78,6 +79,15 @@ def _reason(recording: RunRecording, ranks: dict[int, RankRecording], facts: Run
     ]
     earlier = endings.describe({e.rank: ranks[e.rank] for e in lost}, lost)
     return f"{facts.reason}; before that, {earlier}" if earlier else facts.reason
+
+
+def _how_it_failed(recording: RunRecording, ranks: dict[int, RankRecording]) -> str | None:
+    """The first exception of a rank, or the one that ended a process before it was a rank."""
+    early = early_failure(recording)
+    errors = [e.time_ns for r in ranks.values() for e in r.events if e.kind == "error"]
+    if early is not None and all(early.time_ns < at for at in errors):
+        return described(early)
+    return endings.describe(ranks, recording.monitor_events)
 
 
 def _attempt(ranks: dict[int, RankRecording], noticed: Sequence[RecordedEvent]) -> Attempt:

@@ -12,6 +12,7 @@ from traceml.analyze.align import align_ranks
 from traceml.analyze.attempts import find_attempts
 from traceml.analyze.cores import core_use
 from traceml.analyze.diagnose import choose_primary
+from traceml.analyze.no_data import explain
 from traceml.analyze.run import events_of, run_of
 from traceml.analyze.samples import process_samples, training_times
 from traceml.analyze.window import Window
@@ -39,7 +40,7 @@ def summarize(
     )
     memory = sections.memory_view(ranks, window, recording)
     most = None if final else LIVE_MEMBERS
-    step_time = sections.time_section(window, ranks, most)
+    step_time = explain(sections.time_section(window, ranks, most), recording, ranks, facts)
     step_memory = sections.memory_section(memory, ranks, most)
     system = sections.system_section(recording, facts, ranks, when)
     process = sections.process_section(recording, facts, ranks, memory, samples, most)

@@ -19,16 +19,18 @@ MOST_TRAININGS: Final = 16
 def render(summary: Summary) -> str:
     """The whole text, ending in a newline."""
     lines = [RULE, *_head(summary), RULE, *_verdict(summary)]
-    lines += ["", *_step_time(summary)]
-    lines += ["", *_trainings(summary)] if summary.run.trainings else []
-    lines += ["", *_run(summary)] if summary.run.parts else []
-    lines += ["", *_memory(summary), "", *_gauges(summary, "system", "System")]
-    lines += ["", *_gauges(summary, "process", "Process")]
+    if summary.step_time.diagnosis.kind != "NO_DATA" or not summary.final:
+        lines += ["", *_step_time(summary)]
+        lines += ["", *_trainings(summary)] if summary.run.trainings else []
+        lines += ["", *_run(summary)] if summary.run.parts else []
+        lines += ["", *_memory(summary), "", *_gauges(summary, "system", "System")]
+        lines += ["", *_gauges(summary, "process", "Process")]
     if summary.run.notes:
         lines += ["", "Notes"]
         for note in summary.run.notes:
             lines += wrap("  - ", note)
-    return page([*lines, "", *_foot(summary), RULE])
+    foot = _foot(summary)
+    return page([*lines, *([""] if foot else []), *foot, RULE])
 
 
 def _head(summary: Summary) -> list[str]:
@@ -53,7 +55,7 @@ def _verdict(summary: Summary) -> list[str]:
         lines += wrap("Gain     ", gain)
     if summary.run.status not in ("completed", "running"):
         code = summary.run.exit_code
-        reason = summary.run.reason or "no reason recorded"
+        reason = summary.run.reason or "no Python exception was seen"
         ended = f"{summary.run.status}: {reason}" + (f" (exit code {code})" if code is not None else "")
         lines += wrap("Ended    ", ended)
     return lines

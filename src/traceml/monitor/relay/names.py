@@ -10,7 +10,7 @@ import re
 from typing import Final, NamedTuple
 
 _ROWS: Final = re.compile(r"rank-([0-9]{1,7})\.[0-9]{1,10}\.(?:steps|device)|(?:system|process)\.gauges")
-_LINES: Final = re.compile(r"(?:rank-[0-9]{1,7}\.[0-9]{1,10}|monitor)\.events\.jsonl")
+_LINES: Final = re.compile(r"(?:rank-[0-9]{1,7}\.[0-9]{1,10}|monitor|early)\.events\.jsonl")
 _MARK: Final = re.compile(r"seen-[a-z0-9_]{1,32}")
 
 

@@ -58,7 +58,7 @@ def test_busy_cores_get_no_more_workers(workers: int, words: str) -> None:
 def test_slow_workers_on_idle_cores_get_company() -> None:
     """Two workers that are too slow, and cores to spare: more workers, and the gain is a bound."""
     found = verdict(workers=2, input=30.0, forward=10.0)
-    assert "the loader already has 2 workers, which are too slow: try num_workers=8, or" in found.action
+    assert "the loader already has 2 workers, which are too slow: try num_workers=9, or" in found.action
     assert found.potential_speedup == pytest.approx(4.0)
     assert found.potential_is_bound is True
 
@@ -68,6 +68,17 @@ def test_worker_start_in_each_epoch_is_told_from_slow_batches() -> None:
     starts = frozenset(range(1, 101, 3))
     found = verdict(workers=2, input=every(3, 90.0, 100, otherwise=1.0), forward=30.0, worker_starts=starts)
     assert "persistent_workers=True" in found.action
+
+
+def test_jitter_of_worker_starts_says_so() -> None:
+    """Epochs of 20 steps: the slow steps are those in which workers start."""
+    slow = every(20, 400.0, 100, otherwise=1.0)
+    made = window(workers=2, input=slow, forward=50.0, worker_starts=frozenset(range(1, 101, 20)))
+    found = diagnose_time(made)[0]
+    assert found.kind == "JITTER"
+    assert "an epoch begins: loader workers start, so set persistent_workers=True" in found.action
+    other = window(workers=2, input=slow, forward=50.0, worker_starts=frozenset({50}))
+    assert "persistent_workers" not in diagnose_time(other)[0].action
 
 
 def test_unknown_or_scarce_cores_make_no_promise() -> None:

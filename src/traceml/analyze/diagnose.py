@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any, Final
 
 from traceml.analyze.rules import change, memory, ranks, system, time
+from traceml.analyze.rules.input_advice import consider_worker_starts
 from traceml.analyze.rules.lack_of_cores import consider_cores
 from traceml.analyze.rules.rule import WARN_SHARE, Rule, View, informational, ordered
 from traceml.analyze.views import GaugeView, MemoryView, RankView, TimeView
@@ -95,7 +96,8 @@ def diagnose_time(window: Window) -> list[Finding]:
         "Optimize further only if the throughput is too low; compare runs to see what changed.",
         step_ms=step_ms,
     )
-    return [consider_cores(finding, window.core_use) for finding in verdicts.findings(balanced)]
+    found = (consider_worker_starts(finding, view) for finding in verdicts.findings(balanced))
+    return [consider_cores(finding, window.core_use) for finding in found]
 
 
 def _too_little(window: Window) -> Finding | None:

@@ -7,7 +7,7 @@ epoch, and a core if the dataset computes. So workers are advised only if a step
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -16,6 +16,7 @@ from traceml.analyze import window as w
 from traceml.analyze.rules.rule import EXPLAINED_SHARE
 from traceml.analyze.views import TimeView
 from traceml.schema import fmt
+from traceml.schema.summary import Finding
 
 HANDOVER_MS: Final = 1.0
 """What a batch from a worker costs the training thread at least: unpickling, a file descriptor, a wake-up.
@@ -42,7 +43,7 @@ def advise(view: TimeView, input_ms: float) -> Advice:
     window = view.window
     start_ms = worker_start_ms(view)
     if start_ms >= EXPLAINED_SHARE * input_ms:
-        return Advice(KEEP_WORKERS, start_ms)
+        return Advice(f"most of it is where an epoch begins: {KEEP_WORKERS}", start_ms)
     if window.input_inferred:
         return Advice(_OWN_LOADER, input_ms)
     handover_ms = HANDOVER_MS * window.batches_per_step
@@ -55,6 +56,7 @@ def advise(view: TimeView, input_ms: float) -> Advice:
     work_ms = input_ms if not window.workers else window.workers * view.step_ms
     count = min(math.ceil(work_ms / best_ms), window.workers + MOST_MORE_WORKERS)
     if window.workers:
+        count += 1  # these batches are known to come unevenly
         more = f"num_workers={count}, or " if count > window.workers else ""
         text = (
             f"the loader already has {window.workers} workers, which are too slow: try {more}a faster dataset"
@@ -77,6 +79,17 @@ def worker_start_ms(view: TimeView) -> float:
     return float(np.maximum(extra, 0.0).sum()) / window.count / 1e6
 
 
+def consider_worker_starts(finding: Finding, view: TimeView) -> Finding:
+    """Slow steps that are slow because loader workers start: say so."""
+    cost = finding.evidence.get("cost_ms")
+    if finding.kind != "JITTER" or finding.phase != w.INPUT or not isinstance(cost, float):
+        return finding
+    explained = worker_start_ms(view) >= EXPLAINED_SHARE * cost
+    return (
+        replace(finding, action=f"In those steps an epoch begins: {KEEP_WORKERS}.") if explained else finding
+    )
+
+
 def _with_enough_workers(view: TimeView, input_ms: float, handover_ms: float) -> float:
     """The shortest step that any number of workers allows: the rest of the step and the hand-over, or all
     CPU time of a step spread over the cores that the run can get."""
@@ -84,8 +97,9 @@ def _with_enough_workers(view: TimeView, input_ms: float, handover_ms: float) ->
     rest_ms = view.step_ms - input_ms + handover_ms
     if use.run_busy is None or not use.cores:
         return rest_ms
-    can_get = max(use.cores - (use.others_busy or 0.0), use.run_busy)
-    return max(rest_ms, (view.step_ms * use.run_busy + 2 * handover_ms) / max(can_get, 0.01))
+    # Other work gives up some of its cores when the run wants more: the kernel is fair.
+    can_get = max(use.cores - (use.others_busy or 0.0), use.run_busy, use.cores / 2)
+    return max(rest_ms, (view.step_ms * use.run_busy + 2 * handover_ms) / can_get)
 
 
 def _for_cheap_batches(window: w.Window, input_ms: float) -> Advice:
@@ -114,9 +128,7 @@ def _for_busy_cores(window: w.Window, input_ms: float) -> Advice:
     )
 
 
-KEEP_WORKERS: Final = (
-    "most of it is the start of loader workers in each epoch: set persistent_workers=True in the DataLoader"
-)
+KEEP_WORKERS: Final = "loader workers start, so set persistent_workers=True in the DataLoader"
 _OWN_LOADER: Final = (
     "no loader was seen, so try to prepare batches in the background: a DataLoader with workers, or a thread"
 )

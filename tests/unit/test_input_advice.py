@@ -58,7 +58,7 @@ def test_busy_cores_get_no_more_workers(workers: int, words: str) -> None:
 def test_slow_workers_on_idle_cores_get_company() -> None:
     """Two workers that are too slow, and cores to spare: more workers, and the gain is a bound."""
     found = verdict(workers=2, input=30.0, forward=10.0)
-    assert "the loader already has 2 workers, which are too slow: try num_workers=9, or" in found.action
+    assert "the loader already has 2 workers, too few or too slow: try num_workers=9, or" in found.action
     assert found.potential_speedup == pytest.approx(4.0)
     assert found.potential_is_bound is True
 
@@ -81,10 +81,22 @@ def test_jitter_of_worker_starts_says_so() -> None:
     assert "persistent_workers" not in diagnose_time(other)[0].action
 
 
-def test_unknown_or_scarce_cores_make_no_promise() -> None:
-    """Without samples, or with threads that wait for cores, the advice is to try, the gain a bound."""
-    for use in (CoreUse(), CoreUse(cores=8, run_busy=1.0, others_busy=4.0, wait_share=0.15)):
-        found = verdict(use, input=74.0, forward=9.0)
-        assert "try to load batches in the background" in found.action
-        assert found.potential_speedup == pytest.approx(83 / 9)
-        assert found.potential_is_bound is True
+@pytest.mark.parametrize(
+    ("use", "after_ms"),
+    [(CoreUse(), 9.0), (CoreUse(cores=8, run_busy=1.6, others_busy=4.0, wait_share=0.15), 16.6)],
+)
+def test_unknown_or_scarce_cores_make_no_promise(use: CoreUse, after_ms: float) -> None:
+    """Without samples, or if threads wait for cores: the advice is to try, the gain a bound. The CPU time of
+    a step on all cores is a bound, too."""
+    found = verdict(use, input=74.0, forward=9.0)
+    assert "try to load batches in the background" in found.action
+    assert found.potential_speedup == pytest.approx(83 / after_ms)
+    assert found.potential_is_bound is True
+
+
+def test_starved_run_is_not_told_to_start_more_processes() -> None:
+    """Threads that wait for a core half of the time: workers would compete for the same cores."""
+    starved = CoreUse(cores=2, run_busy=0.5, others_busy=1.5, wait_share=0.5)
+    assert "would only compete" in verdict(starved, input=34.0, forward=4.0).action
+    with_worker = verdict(starved, 1, input=34.0, forward=4.0)
+    assert "more than 1 worker cannot help: try a cheaper" in with_worker.action

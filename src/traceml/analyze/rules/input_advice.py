@@ -20,7 +20,7 @@ from traceml.schema.summary import Finding
 
 HANDOVER_MS: Final = 1.0
 """What a batch from a worker costs the training thread at least: unpickling, a file descriptor, a wake-up.
-`bench/loader_workers.py` measures 0.5 to 1.0 ms of CPU time for batches from 1 kB to 256 kB."""
+`bench/loader_workers.py` measures 0.8 to 1.2 ms of its CPU time for batches from 1 kB to 4 MB."""
 SMALL_INPUT: Final = 4.0
 """Input of fewer hand-overs than this is too cheap for workers."""
 LEAST_GAIN: Final = 1.1
@@ -58,14 +58,18 @@ def advise(view: TimeView, input_ms: float) -> Advice:
     if window.workers:
         count += 1  # these batches are known to come unevenly
         more = f"num_workers={count}, or " if count > window.workers else ""
-        text = (
-            f"the loader already has {window.workers} workers, which are too slow: try {more}a faster dataset"
-        )
-        return Advice(text, input_ms)
+        has = f"the loader already has {workers(window.workers)}, too few or too slow"
+        return Advice(f"{has}: try {more}a faster dataset", input_ms)
     text = f"load batches in the background (DataLoader with num_workers={count})"
     if window.core_use.free is None or window.core_use.wait_share >= CALM_WAIT_SHARE:
-        return Advice(f"try to {text}", input_ms)
+        floor_ms = view.step_ms * (window.core_use.run_busy or 0.0) / max(window.core_use.cores, 1)
+        return Advice(f"try to {text}", min(input_ms, view.step_ms - floor_ms))
     return Advice(text, view.step_ms - max(best_ms, work_ms / count), promised=True)
+
+
+def workers(count: int, noun: str = "worker") -> str:
+    """`1 worker`, `2 workers`."""
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def worker_start_ms(view: TimeView) -> float:
@@ -97,9 +101,10 @@ def _with_enough_workers(view: TimeView, input_ms: float, handover_ms: float) ->
     rest_ms = view.step_ms - input_ms + handover_ms
     if use.run_busy is None or not use.cores:
         return rest_ms
-    # Other work gives up some of its cores when the run wants more: the kernel is fair.
-    can_get = max(use.cores - (use.others_busy or 0.0), use.run_busy, use.cores / 2)
-    return max(rest_ms, (view.step_ms * use.run_busy + 2 * handover_ms) / can_get)
+    can_get = use.run_busy
+    if not use.is_short:  # other work gives up some of its cores when the run wants more: the kernel is fair
+        can_get = max(use.cores - (use.others_busy or 0.0), use.run_busy, use.cores / 2)
+    return max(rest_ms, (view.step_ms * use.run_busy + 2 * handover_ms) / max(can_get, 0.01))
 
 
 def _for_cheap_batches(window: w.Window, input_ms: float) -> Advice:
@@ -123,9 +128,8 @@ def _for_busy_cores(window: w.Window, input_ms: float) -> Advice:
         return Advice(f"{busy}, so loader workers would only compete for them: try {cheaper}", input_ms)
     free = max(1, use.cores // use.processes - 1)
     fewer = f"num_workers={free}, or " if free < window.workers else ""
-    return Advice(
-        f"{busy}, so more than {window.workers} workers do not help: try {fewer}{cheaper}", input_ms
-    )
+    more = f"more than {workers(window.workers)} cannot help"
+    return Advice(f"{busy}, so {more}: try {fewer}{cheaper}", input_ms)
 
 
 KEEP_WORKERS: Final = "loader workers start, so set persistent_workers=True in the DataLoader"

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from traceml.analyze import window as w
-from traceml.analyze.rules.input_advice import advise
+from traceml.analyze.rules.input_advice import advise, workers
 from traceml.analyze.rules.rule import Measured, Rule, judged_share
 from traceml.analyze.views import TimeView
 from traceml.schema import catalog as c
@@ -32,15 +32,15 @@ def _bound(view: TimeView, values: w.Floats, phase: str, burst: int = 1) -> Meas
 
 def input_bound(view: TimeView) -> Measured:
     """The training thread waits for its next batch for a large share of the step."""
-    workers, inferred = view.window.workers, view.window.input_inferred
-    found = _bound(view, view.window.of(w.INPUT), w.INPUT, max(1, workers))
-    how = f", {workers} loader workers" if workers else ""
+    count, inferred = view.window.workers, view.window.input_inferred
+    found = _bound(view, view.window.of(w.INPUT), w.INPUT, max(1, count))
+    how = f", {workers(count, 'loader worker')}" if count else ""
     if inferred:
         how = ", inferred: no loader was seen, so the time before the forward pass counts as input"
     advice = advise(view, found.cost_ms or 0.0)
     found.words.update(how=how, advice=advice.text)
     found.evidence.update(
-        inferred=inferred, workers=workers, saves_ms=advice.saves_ms, promised=advice.promised
+        inferred=inferred, workers=count, saves_ms=advice.saves_ms, promised=advice.promised
     )
     return found
 

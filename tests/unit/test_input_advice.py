@@ -29,6 +29,11 @@ def test_number_of_workers_hides_the_input() -> None:
     assert found.potential_is_bound is False
 
 
+def test_small_share_of_input_is_not_blamed_on_the_cores() -> None:
+    """11 % of the step is input, and cores are idle: a worker hides it."""
+    assert "(DataLoader with num_workers=1)" in verdict(input=5.6, forward=44.4).action
+
+
 def test_workers_that_compute_are_limited_by_the_cores() -> None:
     """Input that computes: two cores make a step of 100 ms CPU time at most twice as fast."""
     found = verdict(CoreUse(cores=2, run_busy=1.0, others_busy=0.0), input=90.0, forward=10.0)

@@ -58,6 +58,10 @@ def test_lack_of_cores_comes_before_any_other_advice(kind: str) -> None:
             {"workers": 4, "others_busy": 0.0},
             "1 process × 1 thread and 4 loader workers on 2 cores: use fewer loader workers",
         ),
+        (
+            {"threads": 2, "others_busy": 1.3},
+            "first: other work keeps 1.3 of 2 cores busy (until they are free, try OMP_NUM_THREADS=1).",
+        ),
         ({"workers": 4, "others_busy": 1.0}, "first: other work keeps 1.0 of 2 cores busy."),
         ({"processes": 2, "threads": 2, "others_busy": 1.0}, "; other work keeps 1.0 of 2 cores busy."),
         ({}, "look for other jobs, a CPU quota, or a busy host of this machine."),

@@ -71,7 +71,10 @@ class CoreUse:
         if self.others_busy is not None and self.others_busy >= NOTABLE_CORES:
             others = f"other work keeps {self.others_busy:.1f} of {_some(self.cores, 'core')} busy"
         if not self.competes_with_itself:
-            return others
+            # Threads that wait for each other at the end of each operation suffer most from a busy core.
+            few = max(1, int(self.cores - (self.others_busy or 0.0)) // self.processes)
+            fewer = self.on_cpu and self.threads > few
+            return others + (f" (until they are free, try OMP_NUM_THREADS={few})" if others and fewer else "")
         return f"the run competes with itself, {self.asked}: {self._remedy}" + (others and f"; {others}")
 
     @property

@@ -23,8 +23,10 @@ HANDOVER_MS: Final = 1.0
 `bench/loader_workers.py` measures 0.8 to 1.2 ms of its CPU time for batches from 1 kB to 4 MB."""
 SMALL_INPUT: Final = 4.0
 """Input of fewer hand-overs than this is too cheap for workers."""
-LEAST_GAIN: Final = 1.1
-MOST_MORE_WORKERS: Final = 16
+LEAST_PART: Final = 0.25
+"""Workers that would hide a smaller part of the input are not advised."""
+MOST_PER_CORE: Final = 4
+"""Workers that only wait for storage need no core, but memory and a start in each epoch."""
 CALM_WAIT_SHARE: Final = 0.1
 """If threads wait for a core longer than this, no gain can be promised."""
 
@@ -50,13 +52,14 @@ def advise(view: TimeView, input_ms: float) -> Advice:
     if input_ms < SMALL_INPUT * handover_ms:
         return _for_cheap_batches(window, input_ms)
     best_ms = _with_enough_workers(view, input_ms, handover_ms)
-    if view.step_ms < LEAST_GAIN * best_ms:
+    if view.step_ms - best_ms < LEAST_PART * input_ms:
         return _for_busy_cores(window, input_ms)
     # Without workers the whole input takes one thread; workers that hold up the step are busy all the time.
     work_ms = input_ms if not window.workers else window.workers * view.step_ms
-    count = min(math.ceil(work_ms / best_ms), window.workers + MOST_MORE_WORKERS)
+    most = max(MOST_PER_CORE * max(window.core_use.cores, 1), window.workers)
+    count = min(math.ceil(work_ms / best_ms), most)
     if window.workers:
-        count += 1  # these batches are known to come unevenly
+        count = min(count + 1, most)  # these batches are known to come unevenly
         more = f"num_workers={count}, or " if count > window.workers else ""
         has = f"the loader already has {workers(window.workers)}, too few or too slow"
         return Advice(f"{has}: try {more}a faster dataset", input_ms)

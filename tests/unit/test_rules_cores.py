@@ -82,10 +82,12 @@ def test_rival_for_the_cores_is_named(use: dict[str, Any], words: str) -> None:
         ({"threads": 4, "run_busy": 3.9}, None),
         ({"threads": 1, "run_busy": 1.0, "on_cpu": False}, None),
         ({"threads": 1, "run_busy": None}, None),
+        ({"threads": 1, "run_busy": 0.5}, None),
     ],
 )
 def test_compute_on_few_threads_while_cores_are_idle(use: dict[str, Any], words: str | None) -> None:
-    """One torch thread and idle cores: try more threads first. Not with a GPU, and not on a busy machine."""
+    """One busy torch thread and idle cores: try more threads first. Not with a GPU, a busy machine, or a
+    thread that sleeps."""
     action = first(CoreUse(cores=4, **{"others_busy": 0.0, **use})).action
     assert ("Try more torch threads first" in action) == (words is not None)
     assert words is None or words in action

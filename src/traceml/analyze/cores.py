@@ -6,7 +6,7 @@ it competes with itself, whoever else is there. Only one machine is looked at, t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -20,6 +20,8 @@ Rows: TypeAlias = NDArray[np.void]
 NOTABLE_CORES: Final = 0.25
 """Other work that keeps fewer cores busy than this is the ordinary noise of a machine."""
 IDLE_CORES: Final = 0.75
+BUSY_SHARE: Final = 0.7
+"""Threads that compute for a smaller share of the time do not lack company."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,13 @@ class CoreUse:
     def more_threads(self) -> int | None:
         """Torch threads per process that idle cores would allow; None if there are none to speak of."""
         free = self.free
-        if not self.on_cpu or free is None or free < IDLE_CORES:
+        wanted = self.processes * self.threads
+        if (
+            not self.on_cpu
+            or free is None
+            or free < IDLE_CORES
+            or (self.run_busy or 0.0) < BUSY_SHARE * wanted
+        ):
             return None
         allowed = self.threads + int((free + 1 - IDLE_CORES) // self.processes)
         return allowed if allowed > self.threads else None
@@ -111,20 +119,15 @@ def core_use(
         return CoreUse(on_cpu=on_cpu)
     rows = _during(recording.process_rows, times)
     processes = {r.pid: r for r in here}
-    busy, waited = {}, {}
-    for pid in processes:
-        mine = None if rows is None else rows[rows["pid"] == pid]
-        if mine is not None and len(mine):
-            busy[pid] = _mean(mine["cpu_percent"]) / 100
-            waited[pid] = float(np.nan_to_num(_mean(mine["core_wait_percent"]))) / 100
-    run_busy = float(sum(busy.values())) if len(busy) == len(processes) else None
+    busy, waited = (_means(rows, key, processes) for key in ("cpu_percent", "core_wait_percent"))
+    run_busy = sum(busy.values()) if len(busy) == len(processes) else None
     return CoreUse(
         cores=facts.cores,
         processes=len(processes),
         threads=max(_threads(r) for r in processes.values()),
         workers=sum(_workers(r) for r in processes.values()),
         wait_share=max(waited.values(), default=0.0),
-        run_busy=None if run_busy is None or np.isnan(run_busy) else min(run_busy, float(facts.cores)),
+        run_busy=None if run_busy is None else min(run_busy, float(facts.cores)),
         others_busy=_others_busy(recording, facts, times, run_busy),
         on_cpu=on_cpu,
         rank_waits={processes[pid].rank: share for pid, share in waited.items()},
@@ -139,8 +142,7 @@ def _others_busy(
     rows = _during(recording.system_rows, times)
     if rows is None or run_busy is None or count != facts.cores:
         return None
-    busy = _mean(rows["cpu_percent"]) / 100 * count - run_busy
-    return None if np.isnan(busy) else max(0.0, busy)
+    return max(0.0, float(np.nanmean(rows["cpu_percent"])) / 100 * count - run_busy)
 
 
 def _during(rows: Rows | None, times: tuple[int, int]) -> Rows | None:
@@ -150,9 +152,14 @@ def _during(rows: Rows | None, times: tuple[int, int]) -> Rows | None:
     return found if len(found) else None
 
 
-def _mean(values: NDArray[np.float64]) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else np.nan
+def _means(rows: Rows | None, key: str, pids: Container[int]) -> dict[int, float]:
+    """The mean of a percentage for each of these processes, as a share; without those that have none."""
+    if rows is None:
+        return {}
+    known = rows[~np.isnan(rows[key])]
+    found, owner, counts = np.unique(known["pid"], return_inverse=True, return_counts=True)
+    means = np.bincount(owner, weights=known[key], minlength=len(found)) / counts / 100
+    return {pid: mean for pid, mean in zip(found.tolist(), means.tolist(), strict=True) if pid in pids}
 
 
 def _threads(recorded: RankRecording) -> int:

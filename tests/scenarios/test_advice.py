@@ -137,3 +137,15 @@ def test_followed_advice_gains_what_was_said(
 def delayed(summary: dict[str, Any]) -> float:
     """The share of the time in which the training thread or a worker had no core."""
     return float(summary["process"]["metrics"]["core_wait_percent"]["worst"]["value"] or 0.0) / 100
+
+
+def test_cheap_batches_are_not_sent_to_workers(tmp_path: Path, preloaded: PreloadedTraceml) -> None:
+    """Data in memory and short steps: the advice is to index whole batches, which takes most input away."""
+    cheap = Advised("cheap batches", (), (), "", script="in_memory.py")
+    before = run(cheap, tmp_path / "before", ("single",), preloaded)
+    found = next(f for f in before["step_time"]["issues"] if f["kind"] == "INPUT_BOUND")
+    assert "loader workers would cost more than they save; try to index a whole batch" in found["action"]
+    assert found["evidence"]["promised"] is False
+    after = run(cheap, tmp_path / "after", ("whole",), preloaded)
+    waits = [s["step_time"]["metrics"]["input_ms"]["average"] for s in (before, after)]
+    assert waits[1] < 0.5 * waits[0]

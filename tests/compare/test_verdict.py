@@ -10,7 +10,6 @@ import pytest
 from tests.compare.making import blocks, compared, summary, windowed
 from traceml.compare.compare import compare
 from traceml.compare.verdict import NOISE_FLOOR, RESOLUTION, decide, verdict
-from traceml.present import compare_markdown, compare_text
 from traceml.schema.comparison import (
     BETTER,
     CHANGED,
@@ -114,15 +113,6 @@ def test_run_compared_with_itself_is_said_to_be() -> None:
     half = compare([run], [run, run], [one], [one, other])
     assert "same run" not in half.why
     assert half.warnings[0] == "demo is in both A and B."
-
-
-def test_star_of_wait_is_explained() -> None:
-    """A table with a row `Wait*` has its footnote, in text and in markdown."""
-    found = compared(summary(100.0, {"wait_ms": 10.0}), summary(100.0, {"wait_ms": 12.0}))
-    for view in (compare_text, compare_markdown):
-        text = view.render(found)
-        assert "Wait" in text
-        assert "time in the step that no phase claims" in text
 
 
 def test_noisy_runs_are_inconclusive_with_advice() -> None:

@@ -10,8 +10,6 @@ from typing import Final
 
 WIDTH: Final = 100
 RULE: Final = "-" * WIDTH
-WAIT_NOTE: Final = "* time in the step that no phase claims"
-"""Below every table with a row `Wait*`."""
 _UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|pp|ms|µs|s|min|B|[kMGT]B)(?:\W|$))")
 _HELD: Final = "\u00a0"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from traceml.present.columns import WAIT_NOTE
 from traceml.present.compare_rows import Row, headline, lead_rows, more_rows
 from traceml.schema.comparison import Comparison, Side
 
@@ -18,7 +17,7 @@ def render(found: Comparison) -> str:
     lines = [f"### TraceML compare: {escape(headline(found))}", ""]
     lines += [escape(found.why), "", f"**Next:** {escape(found.next)}", ""]
     lines += [f"- A: {_side(found.a)}", f"- B: {_side(found.b)}", "- Format: A -> B, delta = B - A", ""]
-    lines += [*_table(lead_rows(found)), "", escape(WAIT_NOTE), ""]
+    lines += [*_table(lead_rows(found)), ""]
     if found.differences:
         lines += ["**Not the same in A and B**", ""]
         lines += [f"- {escape(d.what)}: {escape(d.a)} -> {escape(d.b)}" for d in found.differences]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from traceml.present.columns import RULE, WAIT_NOTE, page, table, wrap
+from traceml.present.columns import RULE, page, table, wrap
 from traceml.present.compare_rows import headline, lead_rows, more_rows
 from traceml.schema import fmt
 from traceml.schema.comparison import Comparison, RunRef, Side
@@ -52,4 +52,4 @@ def _tables(found: Comparison) -> list[str]:
         placed += [title] if title else []
         placed += lines[: len(rows)]
         lines = lines[len(rows) :]
-    return [*placed, f"  {WAIT_NOTE}"] if any("*" in cell[0] for cell in cells) else placed
+    return placed

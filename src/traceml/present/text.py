@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from traceml.present.columns import RULE, WAIT_NOTE, page, spread, table, wrap
+from traceml.present.columns import RULE, page, spread, table, wrap
 from traceml.schema import fmt
 from traceml.schema.catalog import Metric
 from traceml.schema.summary import Finding, MetricStat, Section, Summary
@@ -106,7 +106,7 @@ def _step_time(summary: Summary) -> list[str]:
             rows.append([row.label, *_time_cells(stat, many)])
     lines += _number_table(rows)
     if "wait_ms" in section.metrics:
-        lines.append(f"  {WAIT_NOTE}")
+        lines.append("  * time in the step that no phase claims")
     rates = [
         _rate(section.metrics[key], noun, many)
         for key, noun in (("samples_per_s", "samples"), ("tokens_per_s", "tokens"))

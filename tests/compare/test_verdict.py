@@ -102,9 +102,10 @@ def test_identical_steady_runs_are_no_change() -> None:
 
 def test_run_compared_with_itself_is_said_to_be() -> None:
     """The same file on both sides, or a copy of it; runs of the same name are different runs."""
-    run = summary(100.0, means=blocks(100.0))
+    run = summary(100.0, means=blocks(100.0, noise=0.5))
     one = RunRef("demo", "logs/demo/final_summary.json", started_at="2026-01-01T10:00:00", steps=60)
     found = compare([run], [run], [one], [one])
+    assert found.verdict == NO_CHANGE
     assert found.why == "A and B are the same run: there is nothing to compare."
     copied = replace(one, path="elsewhere.json")
     assert compare([run], [run], [one], [copied]).why == found.why

@@ -55,10 +55,8 @@ def compare(a: Runs, b: Runs, a_refs: Sequence[RunRef], b_refs: Sequence[RunRef]
         what_next = NEXT[verdict]
     same = _same_runs(a_refs, b_refs)
     if len(same) == len(a_refs) == len(b_refs):
-        why, what_next = (
-            ["A and B are the same run: there is nothing to compare."],
-            "Name two different runs.",
-        )
+        verdict, what_next = c.NO_CHANGE, "Name two different runs."
+        why = ["A and B are the same run: there is nothing to compare."]
     return Comparison(
         a=Side(_side_name(a_refs), list(a_refs)),
         b=Side(_side_name(b_refs), list(b_refs)),

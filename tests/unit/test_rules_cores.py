@@ -64,6 +64,10 @@ def test_lack_of_cores_comes_before_any_other_advice(kind: str) -> None:
         ),
         ({"workers": 4, "others_busy": 1.0}, "first: other work keeps 1.0 of 2 cores busy."),
         ({"processes": 2, "threads": 2, "others_busy": 1.0}, "; other work keeps 1.0 of 2 cores busy."),
+        (
+            {"throttled_share": 0.6, "others_busy": 1.0},
+            "first: a CPU quota stops the run 60.0 % of the time.",
+        ),
         ({}, "look for other jobs, a CPU quota, or a busy host of this machine."),
     ],
 )

@@ -13,7 +13,8 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from traceml.analyze.rules.rule import CRIT_SHARE
+from traceml.analyze.rules.rule import CRIT_SHARE, WARN_SHARE
+from traceml.schema import fmt
 from traceml.schema.recorded import RankRecording, RunFacts, RunRecording
 
 Rows: TypeAlias = NDArray[np.void]
@@ -35,6 +36,7 @@ class CoreUse:
     wait_share: float = 0.0  # of the time: a thread was ready to run but had no core
     run_busy: float | None = None
     others_busy: float | None = None
+    throttled_share: float = 0.0  # of the time: a CPU quota stopped the run
     on_cpu: bool = True  # the model trains on the CPU
     rank_waits: dict[int, float] = field(default_factory=dict)  # `wait_share` of each rank
 
@@ -70,7 +72,9 @@ class CoreUse:
     def rival(self) -> str:
         """Who has the cores that the run lacks, and what to do about it; empty if nobody was seen."""
         others = ""
-        if self.others_busy is not None and self.others_busy >= NOTABLE_CORES:
+        if self.throttled_share >= WARN_SHARE:
+            others = f"a CPU quota stops the run {fmt.share(self.throttled_share)} of the time"
+        elif self.others_busy is not None and self.others_busy >= NOTABLE_CORES:
             others = f"other work keeps {self.others_busy:.1f} of {_some(self.cores, 'core')} busy"
         if not self.competes_with_itself:
             # Threads that wait for each other at the end of each operation suffer most from a busy core.
@@ -129,6 +133,7 @@ def core_use(
         wait_share=max(waited.values(), default=0.0),
         run_busy=None if run_busy is None else min(run_busy, float(facts.cores)),
         others_busy=_others_busy(recording, facts, times, run_busy),
+        throttled_share=_throttled(_during(recording.system_rows, times)),
         on_cpu=on_cpu,
         rank_waits={processes[pid].rank: share for pid, share in waited.items()},
     )
@@ -143,6 +148,12 @@ def _others_busy(
     if rows is None or run_busy is None or count != facts.cores:
         return None
     return max(0.0, float(np.nanmean(rows["cpu_percent"])) / 100 * count - run_busy)
+
+
+def _throttled(rows: Rows | None) -> float:
+    known = rows["cpu_throttled_percent"] if rows is not None else np.zeros(0)
+    known = known[~np.isnan(known)]
+    return float(known.mean()) / 100 if len(known) else 0.0
 
 
 def _during(rows: Rows | None, times: tuple[int, int]) -> Rows | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from tests.compare.making import blocks, compared, summary, windowed
+from traceml.compare.compare import compare
 from traceml.compare.verdict import NOISE_FLOOR, RESOLUTION, decide, verdict
 from traceml.schema.comparison import (
     BETTER,
@@ -20,6 +22,7 @@ from traceml.schema.comparison import (
     UNCLEAR,
     VERDICTS,
     WORSE,
+    RunRef,
     Shift,
 )
 
@@ -95,6 +98,22 @@ def test_demo_gives_the_documented_verdict() -> None:
 def test_identical_steady_runs_are_no_change() -> None:
     """Two steady runs of the same training are NO CHANGE."""
     assert compared(summary(seed=1), summary(seed=2)).verdict == NO_CHANGE
+
+
+def test_run_compared_with_itself_is_said_to_be() -> None:
+    """The same file on both sides, or a copy of it; runs of the same name are different runs."""
+    run = summary(100.0, means=blocks(100.0, noise=0.5))
+    one = RunRef("demo", "logs/demo/final_summary.json", started_at="2026-01-01T10:00:00", steps=60)
+    found = compare([run], [run], [one], [one])
+    assert found.verdict == NO_CHANGE
+    assert found.why == "A and B are the same run: there is nothing to compare."
+    copied = replace(one, path="elsewhere.json")
+    assert compare([run], [run], [one], [copied]).why == found.why
+    other = replace(copied, started_at="2026-01-02T10:00:00")
+    assert "same run" not in compare([run], [run], [one], [other]).why
+    half = compare([run], [run, run], [one], [one, other])
+    assert "same run" not in half.why
+    assert half.warnings[0] == "demo is in both A and B."
 
 
 def test_noisy_runs_are_inconclusive_with_advice() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from tests.unit import made
 from traceml.analyze.align import align
 from traceml.analyze.attempts import find_attempts
@@ -73,18 +75,39 @@ def test_attempt_with_one_step_does_not_hide_the_one_before() -> None:
     assert find_attempts([long, short]).chosen == {0: long}
 
 
-def test_helper_process_with_a_rank_s_environment_is_left_out() -> None:
-    """It claims to be r0 while r0 trains: the steps of the real r0 count, and a note names the helper."""
+def test_helper_process_with_a_rank_s_environment_is_listed_apart() -> None:
+    """It claims to be r0 while r0 trains: the steps of the real r0 count, and the helper has its line."""
     ranks = [started(0, 0, steps=300), started(0, 1, steps=300), started(0.5, 0, steps=5, pid=999)]
     found = find_attempts(ranks)
     assert [r.pid for r in found.chosen.values()] == [ranks[0].pid, ranks[1].pid]
     assert found.before == []
     run = summarize(made.run(*ranks), FACTS).run
     assert run.steps.total == 300
-    assert (
-        "Another process (pid 999, 5 step(s)) also recorded as r0 at the same time; it is left out."
-        in run.notes
+    assert [(t.pid, t.steps, t.in_tables) for t in run.trainings] == [
+        (ranks[0].pid, 300, True),
+        (999, 5, False),
+    ]
+    assert any(note.startswith("2 processes trained as r0 at the same time.") for note in run.notes)
+
+
+def test_every_training_without_ranks_is_summarized() -> None:
+    """Two trainings at once and one before them, all without ranks: each has its numbers and its verdict."""
+    earlier, slow_input, model = (
+        made.rank(rows, pid=pid, clock_ns=int(rows["begin_ns"][0]))
+        for pid, rows in (
+            (7, made.steps(40, begin_ns=1 * S, forward=10.0)),
+            (8, made.steps(50, begin_ns=10 * S, input=30.0, forward=10.0)),
+            (9, made.steps(60, begin_ns=10 * S, forward=20.0, backward=20.0)),
+        )
     )
+    run = summarize(made.run(earlier, slow_input, model), FACTS).run
+    assert [(t.pid, t.steps, t.in_tables, t.status) for t in run.trainings] == [
+        (9, 60, True, "COMPUTE-BOUND"),
+        (7, 40, False, "COMPUTE-BOUND"),
+        (8, 50, False, "INPUT-BOUND"),
+    ]
+    assert run.trainings[2].step_ms == pytest.approx(40.0)
+    assert run.trainings[2].input_share == pytest.approx(0.75, abs=0.01)
 
 
 def test_attempts_on_machines_with_different_clocks_are_matched_by_wall_clock() -> None:

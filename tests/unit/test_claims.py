@@ -55,7 +55,7 @@ def test_node_0_is_believed_about_its_own_rank() -> None:
     """Another node that also claims rank 0 is left out, however many steps it sends."""
     found = summarize(RunRecording([rank(0, steps=30), rank(1, 1), rank(0, 2, steps=400)]), FACTS)
     assert found.run.totals["steps"] == 30
-    assert any("also recorded as r0" in note for note in found.run.notes)
+    assert any("2 processes trained as r0 at the same time" in note for note in found.run.notes)
 
 
 def test_a_node_with_a_wrong_clock_starts_no_new_attempt() -> None:

@@ -42,3 +42,13 @@ def test_a_delay_is_at_most_the_elapsed_time() -> None:
     assert busy.delay_s(Usage(10.0, 10.0, None)) is None
     idle = Cores.between(times(user=1.0), times(user=1.0))
     assert idle.delay_s(Usage(10.0, 0.0, 0.0)) == 0.0
+
+
+def test_waiting_for_own_threads_and_workers_is_a_core_wait() -> None:
+    """Nobody else ran, so nothing was delayed by others; but thread or workers waited for a core."""
+    quiet = Cores.between(times(user=100.0), times(user=120.0))
+    crowded = Usage(10.0, 20.0, 3.0, workers_waited_s=6.0)
+    assert quiet.delay_s(crowded) == 0.0
+    assert quiet.core_wait_s(crowded) == 6.0
+    assert quiet.core_wait_s(crowded._replace(workers_waited_s=0.0)) == 3.0
+    assert quiet.core_wait_s(crowded._replace(waited_s=None)) is None

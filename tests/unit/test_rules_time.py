@@ -258,13 +258,6 @@ def test_jitter_fires_at_its_thresholds(extra: float, severity: str | None) -> N
         assert found.score == pytest.approx(share)
 
 
-def test_compute_bound_run_without_enough_cores_is_advised_to_get_cores() -> None:
-    """Model work fills the step because it waits for a core: optimizing the model comes second."""
-    found = first(replace(window(forward=95.0, backward=5.0), cpu_delay_share=0.7))
-    assert found.kind == "COMPUTE_BOUND"
-    assert found.action.startswith("Give the job more cores first: its threads waited for a core 70.0 %")
-
-
 def test_irregular_jitter_claims_no_period() -> None:
     """Irregular slow steps are counted."""
     forward = np.full(100, 100.0)

@@ -14,7 +14,7 @@ from tests.unit import made
 from traceml.analyze.summarize import summarize
 from traceml.schema import catalog as c
 from traceml.schema.recorded import RankRecording, RecordedEvent, RunFacts, RunRecording
-from traceml.schema.summary import Event, Ranks, Summary
+from traceml.schema.summary import Event, Ranks, Run, Summary
 
 FACTS = RunFacts("demo", "completed", 0, begin_ns=0, end_ns=4_000_000_000, cores=4)
 USUAL: dict[str, Any] = {"input": 1.0, "forward": 4.0, "backward": 4.0, "optimizer": 1.0}
@@ -57,6 +57,42 @@ def test_seconds_of_a_run_add_up() -> None:
     )
 
 
+def test_validation_and_checkpoints_outside_steps_have_their_share() -> None:
+    """Before the first and after the last step, and in warm-up: every second of the run has a name."""
+    rows = made.steps(50, begin_ns=2_000_000_000, validation=[500.0, *[0.0] * 49], **USUAL)
+    end_ns = int(rows["end_ns"][-1])
+    outside = [
+        {"kind": "validation", "time_ns": 500_000_000, "duration_ns": 1_000_000_000},
+        {"kind": "validation", "time_ns": end_ns, "duration_ns": 400_000_000},
+        {"kind": "checkpoint", "time_ns": end_ns + 400_000_000, "duration_ns": 100_000_000},
+        {"kind": "checkpoint", "time_ns": 2_100_000_000, "duration_ns": 1_000_000, "step": 2},  # in a step
+    ]
+    found = summary_of(made.rank(rows, events=outside)).run
+    assert found.accounting == pytest.approx(
+        {
+            "startup_s": 1.0,
+            "validation_before_s": 1.0,
+            "steps_s": 1.0,
+            "dropped_steps_s": 0.0,
+            "validation_after_s": 0.4,
+            "checkpoint_after_s": 0.1,
+            "after_last_step_s": 0.5,
+        }
+    )
+    labels = [(p.label, round(p.seconds, 3)) for p in found.parts]
+    assert labels == [
+        ("Start-up", 1.0),
+        ("Validation before", 1.0),
+        ("Warm-up steps", 0.51),
+        ("Steps", 0.49),
+        ("Validation after", 0.4),
+        ("Checkpoint after", 0.1),
+        ("End", 0.5),
+    ]
+    assert sum(p.share for p in found.parts) == pytest.approx(1.0)
+    assert next(p.about for p in found.parts if p.label == "Warm-up steps") == "1 step: validation 500.0 ms"
+
+
 def test_phases_add_up_to_the_step() -> None:
     """The averages of all phases, user phases and wait are the average step."""
     rank = made.rank(
@@ -95,14 +131,54 @@ def test_missing_rank_is_named_and_does_not_hide_the_others() -> None:
         (set(), "No Python process started under TraceML"),
         ({"python"}, "torch was never imported"),
         ({"python", "torch"}, "no backward pass or optimizer step ran"),
+        ({"python", "torch", "loader"}, "a data loader was read, but no backward pass"),
         ({"python", "old-python"}, "older than 3.10"),
     ],
 )
 def test_run_that_recorded_nothing_says_why(seen: set[str], words: str) -> None:
-    """Without a rank: NO DATA, and a note with the reason."""
-    found = summarize(RunRecording(ranks=[], seen=frozenset(seen)), FACTS)
-    assert found.primary_diagnosis.status == "NO DATA"
-    assert any(words in note for note in found.run.notes)
+    """Without a rank: NO DATA, with what was seen and what to do."""
+    found = summarize(RunRecording(ranks=[], seen=frozenset(seen)), FACTS).primary_diagnosis
+    assert found.status == "NO DATA"
+    assert words in found.summary
+    assert found.action != "Let the run complete a few steps."
+
+
+def test_backward_passes_without_an_optimizer_are_counted() -> None:
+    """One inferred step is not enough, and the summary says what was missing."""
+    rank = made.rank(made.steps(1, extra_flags=c.FLAG_STEP_INFERRED, **USUAL))
+    assert summary_of(rank).primary_diagnosis.summary.startswith("One backward pass ran, but no optimizer")
+
+
+def failed_early(*errors: tuple[int, int, str], ranks: tuple[RankRecording, ...] = ()) -> Run:
+    """A run that failed; each error is (process, its rank or -1, message), in the order of time."""
+    events = [
+        RecordedEvent("error", pid=pid, rank=rank, message=message, wall_ns=at, time_ns=at)
+        for at, (pid, rank, message) in enumerate(errors, 1)
+    ]
+    recording = replace(made.run(*ranks), early_errors=events, seen=frozenset({"python", "torch"}))
+    return summarize(recording, replace(FACTS, status="failed", exit_code=1)).run
+
+
+def test_exception_before_the_first_step_is_the_reason() -> None:
+    """Also without any recording; a helper that failed before is not the reason."""
+    assert failed_early((7, -1, "ValueError: no\nconfig")).reason == "ValueError: no config"
+    assert failed_early((8, -1, "ImportError: probe"), (7, -1, "OSError: x")).reason == "OSError: x"
+
+
+def test_first_rank_that_failed_early_is_the_reason() -> None:
+    """Not the ranks that fail because it is gone, and not the launcher that only reports it."""
+    launcher = (1, -1, "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: 2 failed")
+    echo = (3, 0, "RuntimeError: Connection closed by peer")
+    assert failed_early((4, 1, "KeyError: 'shard 1'"), echo, launcher).reason == "r1: KeyError: 'shard 1'"
+    spawned = "ProcessRaisedException: \n\nTraceback (most recent call last):\n  File\nOSError: no data"
+    assert failed_early((1, -1, spawned)).reason == "OSError: no data"
+
+
+def test_error_of_a_rank_that_recorded_is_told_once() -> None:
+    """Its own recording has the same exception: that one counts, with its step."""
+    error = {"kind": "error", "message": "ValueError: in step 51", "time_ns": 5}
+    rank = made.rank(made.steps(50, **USUAL), pid=7, events=[error])
+    assert failed_early((7, -1, "ValueError: in step 51"), ranks=(rank,)).reason == "ValueError: in step 51"
 
 
 def test_running_job_without_steps_has_no_note() -> None:

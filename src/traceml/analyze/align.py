@@ -55,11 +55,13 @@ def align_ranks(newest: Ranks, last: int | None = None) -> Window:
     device_rows = _device_rows(ranks, steps)
     if device_rows:
         arrays.use_device(device_rows)
-    workers = (e.workers or 0 for r in ranks for e in r.events if e.kind == "epoch_start")
+    starts = [e for r in ranks for e in r.events if e.kind == "epoch_start" and e.workers]
     return replace(
         arrays.window(tuple(with_steps), steps),
         clock="device" if device_rows else "host",
-        workers=max(workers, default=0),
+        workers=max((e.workers or 0 for e in starts), default=0),
+        worker_starts=frozenset(e.step for e in starts if e.step is not None),
+        batches_per_step=max(1.0, float(np.mean(ranks[0].rows["micro_batches"]))),
         warmup=warmup_ms,
         total_steps=len(held.common) + earlier,
         earlier_steps=earlier,

@@ -7,6 +7,8 @@ from dataclasses import fields
 from typing import Any, Final
 
 from traceml.analyze.rules import change, memory, ranks, system, time
+from traceml.analyze.rules.input_advice import consider_worker_starts
+from traceml.analyze.rules.lack_of_cores import consider_cores
 from traceml.analyze.rules.rule import WARN_SHARE, Rule, View, informational, ordered
 from traceml.analyze.views import GaugeView, MemoryView, RankView, TimeView
 from traceml.analyze.window import H2D, LABELS, SYNC, Window
@@ -91,14 +93,14 @@ def diagnose_time(window: Window) -> list[Finding]:
         verdicts.missing.append("the other ranks, which this one waits for")
     verdicts.apply(change.RULES, view)
     step_ms = view.step_ms
-    return verdicts.findings(
-        informational(
-            "BALANCED",
-            f"No single bottleneck dominates a step of {fmt.ms(step_ms)}.",
-            "Optimize further only if the throughput is too low; compare runs to see what changed.",
-            step_ms=step_ms,
-        )
+    balanced = informational(
+        "BALANCED",
+        f"No single bottleneck dominates a step of {fmt.ms(step_ms)}.",
+        "Optimize further only if the throughput is too low; compare runs to see what changed.",
+        step_ms=step_ms,
     )
+    found = (consider_worker_starts(finding, view) for finding in verdicts.findings(balanced))
+    return [consider_cores(finding, window.core_use) for finding in found]
 
 
 def _too_little(window: Window) -> Finding | None:
@@ -154,10 +156,17 @@ def choose_primary(
     )
     section, finding = next((section, found[0]) for section, found in candidates if found)
     speedup, how = None, None
-    cost = finding.evidence.get("cost_ms")
+    cost = finding.evidence.get("saves_ms", finding.evidence.get("cost_ms"))
     slowest = finding.evidence.get("slowest_step_ms", step_ms)  # all ranks are as slow as the slowest
     if isinstance(cost, float) and isinstance(slowest, float) and 0 < cost < slowest:
         speedup = slowest / (slowest - cost)
         how = f"mean step {fmt.ms(slowest)}, {fmt.ms(slowest - cost)} without these {fmt.ms(cost)}"
     values = {f.name: getattr(finding, f.name) for f in fields(Finding)}
-    return Primary(**values, section=section, potential_speedup=speedup, potential_how=how)
+    promised = finding.evidence.get("promised") is True
+    return Primary(
+        **values,
+        section=section,
+        potential_speedup=speedup,
+        potential_how=how,
+        potential_is_bound=not promised if speedup is not None else None,
+    )

@@ -152,7 +152,16 @@ def step_time_metrics(table: Table) -> dict[str, MetricStat]:
     """`step_time.metrics`."""
     rates = tuple(key for key in table.means if key.endswith("_per_s"))
     found = table.stats(smaller_is_worse=rates)
-    return {k: s if k in rates else replace(s, share=_share(table, k)) for k, s in found.items()}
+    return {
+        k: replace(s, total=_total(table, k)) if k in rates else replace(s, share=_share(table, k))
+        for k, s in found.items()
+    }
+
+
+def _total(table: Table, key: str) -> float | None:
+    """The rate of all ranks together; None unless it is known for each."""
+    means = table.means[key]
+    return number(float(means.sum())) if len(means) else None
 
 
 def _share(table: Table, key: str) -> float | None:

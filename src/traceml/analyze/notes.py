@@ -29,8 +29,6 @@ def notes_of(
     """`summary.run.notes`."""
     ranks = attempts.chosen
     notes = [*recording.problems, *facts.notes]
-    if not ranks and facts.status != "running":
-        notes.append(_why_nothing(recording.seen))
     notes += _about_the_window(window)
     notes += _from_capture(ranks)
     notes += _not_measured(ranks)
@@ -39,11 +37,7 @@ def notes_of(
         notes += _uneven(ranks)
     notes += _absent(ranks, window)
     notes += _stalled(ranks, recording.monitor_events)
-    notes += [
-        f"Another process (pid {r.pid}, {fmt.count(totals.steps_of(r))} step(s)) also recorded as r{r.rank} "
-        "at the same time; it is left out."
-        for r in attempts.doubles[:MOST_LISTED]
-    ]
+    notes += _doubles(attempts)
     return notes + _restarts(earlier, len(attempts.before) + 1)
 
 
@@ -96,8 +90,8 @@ def _about_the_window(window: Window) -> list[str]:
         )
     if window.cpu_delay_share >= NOTABLE_CPU_DELAY:
         notes.append(
-            f"The training threads waited for a CPU core {fmt.share(window.cpu_delay_share)} of the time, "
-            "because of other work on this machine or its host, or a CPU quota."
+            f"The training threads waited for a CPU core {fmt.share(window.cpu_delay_share)} of the time"
+            + (f": {rival}." if (rival := window.core_use.rival) else _BECAUSE_OF_OTHERS)
         )
     if window.steps_inferred:
         notes.append(
@@ -164,6 +158,19 @@ def _uneven(ranks: Ranks) -> list[str]:
     ]
 
 
+def _doubles(attempts: Attempts) -> list[str]:
+    """That several processes trained as the same rank at the same time."""
+    found = []
+    for rank in sorted({r.rank for r in attempts.doubles})[:MOST_LISTED]:
+        shown, others = attempts.chosen[rank], sum(r.rank == rank for r in attempts.doubles)
+        who = f"as r{rank}" if (shown.identity.world_size or 1) > 1 else "without ranks"
+        found.append(
+            f"{others + 1} processes trained {who} at the same time. The tables are about pid {shown.pid}; "
+            "the list of trainings has all of them."
+        )
+    return found
+
+
 def _restarts(earlier: Sequence[Attempt], times: int) -> list[str]:
     if not earlier:
         return []
@@ -176,16 +183,4 @@ def _restarts(earlier: Sequence[Attempt], times: int) -> list[str]:
     ]
 
 
-def _why_nothing(seen: frozenset[str]) -> str:
-    reasons = {
-        "torch": "torch was imported, but no backward pass or optimizer step ran, so nothing was recorded.",
-        "old-python": "The command's Python is older than 3.10, so nothing was recorded.",
-        "python": "Python ran, but torch was never imported, so nothing was recorded.",
-    }
-    return next((why for sign, why in reasons.items() if sign in seen), _NO_PYTHON)
-
-
-_NO_PYTHON: Final = (
-    "No Python process started under TraceML: the command does not run Python, or its Python ignores the "
-    "environment (-I, -E, -S). Nothing was recorded."
-)
+_BECAUSE_OF_OTHERS: Final = ", because of other work on this machine or its host, or a CPU quota."

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from traceml.analyze import endings, totals
+from traceml.analyze.accounting import accounting_of, parts_of
 from traceml.analyze.attempts import Attempts
+from traceml.analyze.no_data import described, early_failure
 from traceml.analyze.notes import notes_of
+from traceml.analyze.trainings import trainings_of
 from traceml.analyze.window import Window
 from traceml.schema.recorded import RankRecording, RecordedEvent, RunFacts, RunRecording
 from traceml.schema.summary import Attempt, Event, Ranks, Run, StepCounts
@@ -26,6 +29,8 @@ def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window:
     newest = [_attempt(before, noticed) for before in attempts.before[-MOST_ATTEMPTS:]]
     expected = max(((r.identity.world_size or 1) for r in ranks.values()), default=1)
     begin_ns, end_ns = facts.begin_ns, facts.end_ns
+    duration_s = (end_ns - begin_ns) / 1e9 if begin_ns is not None and end_ns is not None else None
+    accounting = accounting_of(attempts, facts)
     return Run(
         name=facts.name,
         status=facts.status,
@@ -33,7 +38,7 @@ def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window:
         reason=_reason(recording, ranks, facts),
         started_at=facts.started_at,
         ended_at=facts.ended_at,
-        duration_s=(end_ns - begin_ns) / 1e9 if begin_ns is not None and end_ns is not None else None,
+        duration_s=duration_s,
         command=facts.command,
         nodes=max(len({r.identity.node_rank for r in ranks.values()}), 1),
         world_size=expected,
@@ -51,7 +56,9 @@ def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window:
             first_step_ms=window.warmup[0] if window.warmup else None,
         ),
         mode=facts.mode,
-        accounting=_accounting(attempts, facts),
+        accounting=accounting,
+        trainings=trainings_of(attempts, window.core_use),
+        parts=parts_of(accounting, attempts, window, duration_s),
         recorded_steps=sum(totals.steps_of(r) for r in recording.ranks),
         totals=next((totals.run_totals(r) for r in ranks.values() if len(r.rows)), {}),
         notes=notes_of(recording, facts, attempts, window, newest),
@@ -62,7 +69,7 @@ def _reason(recording: RunRecording, ranks: dict[int, RankRecording], facts: Run
     """What the monitor knows, otherwise how the ranks ended; and a rank that was lost long before."""
     if facts.reason is None:
         well = facts.exit_code in (0, None) and facts.status in WELL
-        return None if well else endings.describe(ranks, recording.monitor_events)
+        return None if well else _how_it_failed(recording, ranks)
     end_ns = facts.end_ns or 0
     lost = [
         event
@@ -75,32 +82,21 @@ def _reason(recording: RunRecording, ranks: dict[int, RankRecording], facts: Run
     return f"{facts.reason}; before that, {earlier}" if earlier else facts.reason
 
 
+def _how_it_failed(recording: RunRecording, ranks: dict[int, RankRecording]) -> str | None:
+    """The first exception of a rank, or the one that ended a process before it was a rank."""
+    early = early_failure(recording)
+    errors = [e.time_ns for r in ranks.values() for e in r.events if e.kind == "error"]
+    if early is not None and all(early.time_ns < at for at in errors):
+        return described(early)
+    return endings.describe(ranks, recording.monitor_events)
+
+
 def _attempt(ranks: dict[int, RankRecording], noticed: Sequence[RecordedEvent]) -> Attempt:
     """An earlier attempt: how many steps it completed and why it ended."""
     steps = max(totals.steps_of(r) for r in ranks.values())
     if endings.ended_well(ranks, noticed):
         return Attempt(steps)
     return Attempt(steps, endings.ended_first(ranks, noticed), endings.describe(ranks, noticed))
-
-
-def _accounting(attempts: Attempts, facts: RunFacts) -> dict[str, float | None]:
-    """How the run's seconds add up on the first rank: startup, attempts, steps, dropped steps, the end."""
-    with_steps = [r for r in attempts.chosen.values() if len(r.rows)]
-    if not with_steps or facts.begin_ns is None or facts.end_ns is None:
-        return {}
-    begin_ns, end_ns = with_steps[0].begin_ns or 0, with_steps[0].end_ns or 0
-    steps_s = totals.step_ns(with_steps[0]) / 1e9
-    before = [
-        r.begin_ns for attempt in attempts.before for r in attempt.values() if r.node == with_steps[0].node
-    ]
-    first_ns = min((at for at in before if at is not None), default=begin_ns)
-    return {
-        "startup_s": (first_ns - facts.begin_ns) / 1e9,
-        **({"earlier_attempts_s": (begin_ns - first_ns) / 1e9} if attempts.before else {}),
-        "steps_s": steps_s,
-        "dropped_steps_s": (end_ns - begin_ns) / 1e9 - steps_s,
-        "after_last_step_s": (facts.end_ns - end_ns) / 1e9,
-    }
 
 
 def events_of(recording: RunRecording, ranks: dict[int, RankRecording], facts: RunFacts) -> list[Event]:

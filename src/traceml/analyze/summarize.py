@@ -11,7 +11,9 @@ from traceml.analyze import sections
 from traceml.analyze.align import align_ranks
 from traceml.analyze.attempts import find_attempts
 from traceml.analyze.claims import believed
+from traceml.analyze.cores import core_use
 from traceml.analyze.diagnose import choose_primary
+from traceml.analyze.no_data import explain
 from traceml.analyze.run import events_of, run_of
 from traceml.analyze.samples import process_samples, training_times
 from traceml.analyze.window import Window
@@ -35,11 +37,13 @@ def summarize(
     samples = process_samples(recording, ranks, when)
     delays = m.row_means(samples.table("cpu_delay_percent"))  # of each rank's threads, waiting for a core
     window = replace(
-        align_ranks(ranks, last), cpu_delay_share=float(np.fmax.reduce(delays, initial=0.0)) / 100
+        align_ranks(ranks, last),
+        cpu_delay_share=float(np.fmax.reduce(delays, initial=0.0)) / 100,
+        core_use=core_use(recording, facts, [*ranks.values(), *attempts.doubles], when.get(0)),
     )
     memory = sections.memory_view(ranks, window, recording)
     most = None if final else LIVE_MEMBERS
-    step_time = sections.time_section(window, ranks, most)
+    step_time = explain(sections.time_section(window, ranks, most), recording, ranks, facts)
     step_memory = sections.memory_section(memory, ranks, most)
     system = sections.system_section(recording, facts, ranks, when)
     process = sections.process_section(recording, facts, ranks, memory, samples, most)

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from traceml.analyze.cores import CoreUse
 from traceml.schema import catalog as c
 
 Floats = NDArray[np.float64]
@@ -119,7 +120,10 @@ class Window:
     memory: dict[str, Floats] = field(default_factory=dict)  # bytes by metric, (rank, step)
     switches: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # phase switches, (rank, step)
     dropped_ns: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # between the step before and this
-    cpu_delay_share: float = 0.0  # share of time that the ranks' threads waited for a core
+    cpu_delay_share: float = 0.0  # share of time that other processes kept the ranks' threads from a core
+    core_use: CoreUse = field(default_factory=CoreUse)
+    batches_per_step: float = 1.0
+    worker_starts: frozenset[int] = frozenset()  # steps in which loader workers were started
 
     @property
     def count(self) -> int:

@@ -22,6 +22,7 @@ from traceml.capture.patches import (
 from traceml.capture.session import Session
 from traceml.errors import failsafe, listen
 from traceml.inject.watch import ImportWatch
+from traceml.recording import layout
 from traceml.schema import catalog as c
 
 _active: Session | None = None
@@ -54,10 +55,21 @@ def activate(watch: Any = None, run_dir: str | None = None) -> Session | None:
     _garbage = failsafe("timing garbage collection", None)(GarbageWatch(session).__call__)
     gc.callbacks.append(_garbage)
     atexit.register(session.close)
+    atexit.register(_note_loader, session)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=session.begin)
     _active = session
     return session
+
+
+@failsafe("noting what was seen", None)
+def _note_loader(session: Session) -> None:
+    """At exit, if nothing was recorded: whether a data loader was read, for the summary to say so."""
+    inputs = session.inputs
+    read = inputs.has_loader or inputs.unresolved or inputs.candidate is not None
+    if session.writer is None and session.run_dir is not None and read:
+        with open(os.path.join(session.run_dir, layout.FOLDER, "seen-loader"), "ab"):
+            pass
 
 
 def _put_in(patch: Patch, session: Session, _module: Any = None) -> None:
@@ -80,4 +92,5 @@ def deactivate() -> None:
     if _garbage is not None:
         gc.callbacks.remove(_garbage)
     atexit.unregister(_active.close)
+    atexit.unregister(_note_loader)
     _active = None

@@ -53,6 +53,10 @@ def compare(a: Runs, b: Runs, a_refs: Sequence[RunRef], b_refs: Sequence[RunRef]
         what_next = _look_first(b, causes, diagnosis["primary"])
     else:
         what_next = NEXT[verdict]
+    same = _same_runs(a_refs, b_refs)
+    if len(same) == len(a_refs) == len(b_refs):
+        verdict, what_next = c.NO_CHANGE, "Name two different runs."
+        why = ["A and B are the same run: there is nothing to compare."]
     return Comparison(
         a=Side(_side_name(a_refs), list(a_refs)),
         b=Side(_side_name(b_refs), list(b_refs)),
@@ -66,7 +70,12 @@ def compare(a: Runs, b: Runs, a_refs: Sequence[RunRef], b_refs: Sequence[RunRef]
         explained_by=explained,
         moved=moved if explained else [],
         differences=like.differences(a, b),
-        warnings=[*like.warnings(a, b), *_no_interval_warning(interval), *contradiction],
+        warnings=[
+            *(f"{name} is in both A and B." for name in same),
+            *like.warnings(a, b),
+            *_no_interval_warning(interval),
+            *contradiction,
+        ],
     )
 
 
@@ -82,6 +91,17 @@ def _look_first(b: Runs, causes: list[Cause], shift: Shift) -> str:
     slower = next((_who(cause).lower() for cause in causes if cause.share > 0), "memory")
     action = b[0].primary_diagnosis.action if shift.change in (c.WORSE, c.CHANGED) else ""
     return f"Look first at {slower}. {action}".strip()
+
+
+def _same_runs(a_refs: Sequence[RunRef], b_refs: Sequence[RunRef]) -> list[str]:
+    """Names of the runs that are on both sides: the same file, or a copy of it."""
+
+    def marks(ref: RunRef) -> set[object]:
+        found: set[object] = {ref.path} if ref.path else set()
+        return found | ({(ref.name, ref.started_at, ref.steps)} if ref.started_at else set())
+
+    there: set[object] = set().union(*(marks(ref) for ref in b_refs))
+    return [ref.name for ref in a_refs if marks(ref) & there]
 
 
 def _side_name(refs: Sequence[RunRef]) -> str:

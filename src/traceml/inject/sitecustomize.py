@@ -5,6 +5,7 @@ would have been: our folder goes off `sys.path` again, and another `sitecustomiz
 the process imports torch is anything of ours loaded.
 """
 
+import atexit
 import os
 import sys
 
@@ -33,6 +34,37 @@ def _seen(what):
             os.close(os.open(os.path.join(folder, "recording", "seen-" + what), os.O_CREAT, 0o666))
         except OSError:
             pass
+
+
+def _note_failure():
+    """At exit: leave the exception that ends this process, in case it never comes to a first step."""
+    error = getattr(sys, "last_value", None)
+    folder = os.environ.get("TRACEML_RUN_DIR")
+    if error is None or not folder:
+        return
+    import json
+    import time
+    import traceback
+
+    told = traceback.format_exception_only(type(error), error)
+    rank = os.environ.get("RANK", "") if os.environ.get("WORLD_SIZE", "1") != "1" else ""
+    event = {
+        "kind": "error",
+        "message": told[-1 if isinstance(error, SyntaxError) else 0].strip()[:2000],
+        "pid": os.getpid(),
+        "rank": int(rank) if rank.isdigit() else -1,
+        "time_ns": time.perf_counter_ns(),
+        "wall_ns": time.time_ns(),
+    }
+    try:
+        path = os.path.join(folder, "recording", "early.events.jsonl")
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            os.write(fd, json.dumps(event).encode() + b"\n")
+        finally:
+            os.close(fd)
+    except OSError:
+        pass
 
 
 def _torch_imported(_module):
@@ -78,6 +110,7 @@ sys.path[:] = [p for p in sys.path if not p or os.path.abspath(p) != _HERE]
 if os.environ.get("TRACEML_RUN_DIR") and os.environ.get("TRACEML_DISABLED", "0") in ("", "0"):
     _seen("python")
     if sys.version_info >= (3, 10):
+        atexit.register(_note_failure)
         sys.meta_path.append(_OwnPackage)
         _watch = _load_watch()
         _watch.when_imported("torch", _torch_imported)

@@ -15,6 +15,9 @@ from traceml.monitor.gpus import GpuReading, ReadGpus, gpu_columns, process_gpu_
 from traceml.recording.writer import RecordingWriter
 from traceml.schema import catalog as c
 
+BUSY_SHARE = 0.1
+"""A child that wants a core for a smaller share of the time tells nothing about a lack of cores."""
+
 
 class Gauges:
     """Writes one system row, and one row per training process, at each `sample`."""
@@ -63,7 +66,7 @@ class Gauges:
 
     def _process_row(
         self, pid: int, thread: int, readings: list[GpuReading], cores: Cores
-    ) -> tuple[float, float, float, float]:
+    ) -> tuple[float, ...]:
         if pid not in self._processes:
             self._processes[pid] = _Process(pid, thread)
         process = self._processes[pid]
@@ -74,6 +77,7 @@ class Gauges:
             rss_bytes,
             math.nan if gpu_bytes is None else gpu_bytes,
             _percent(cores.delay_s(usage), usage.elapsed_s),
+            _percent(cores.core_wait_s(usage), usage.elapsed_s),
         )
 
 
@@ -87,6 +91,7 @@ class Usage(NamedTuple):
     elapsed_s: float
     cpu_s: float  # with its children, i.e. loader workers
     waited_s: float | None  # the training thread was ready but had no core
+    workers_waited_s: float = 0.0  # the same of a busy child, on average
 
 
 class Cores(NamedTuple):
@@ -117,6 +122,14 @@ class Cores(NamedTuple):
         delayed_s = min(usage.waited_s, others_s) + stolen * min(usage.cpu_s, usage.elapsed_s)
         return min(delayed_s, usage.elapsed_s)
 
+    def core_wait_s(self, usage: Usage) -> float | None:
+        """How long the training thread, or a loader worker, was kept from a core by anybody: also by threads
+        and workers of its own process."""
+        delayed_s = self.delay_s(usage)
+        if delayed_s is None or usage.waited_s is None:
+            return None
+        return min(max(delayed_s, usage.waited_s, usage.workers_waited_s), usage.elapsed_s)
+
 
 class _Process:
     """A training process and its children (loader workers), whose CPU time counts as its own."""
@@ -125,6 +138,7 @@ class _Process:
         self._process = psutil.Process(pid)
         self._thread = Path(f"/proc/{pid}/task/{thread}/schedstat")
         self._before: Usage | None = None  # totals at the last call
+        self._children: dict[int, tuple[float, float]] = {}  # (cpu, waited) of each at the last call
 
     def rss_bytes(self) -> float:
         return float(self._process.memory_info().rss)
@@ -132,15 +146,30 @@ class _Process:
     def usage(self) -> Usage:
         """Since the last call; the first one has no elapsed time."""
         cpu_s = _cpu_seconds(self._process)
-        for child in self._process.children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                cpu_s += _cpu_seconds(child)
+        children = self._children_now()
+        cpu_s += sum(child_cpu_s for child_cpu_s, _ in children.values())
         now = Usage(time.monotonic(), cpu_s, run_delay_seconds(self._thread))
         before, self._before = self._before or now, now
         waited_s = None
         if now.waited_s is not None and before.waited_s is not None:
             waited_s = max(0.0, now.waited_s - before.waited_s)
-        return Usage(now.elapsed_s - before.elapsed_s, max(0.0, now.cpu_s - before.cpu_s), waited_s)
+        elapsed_s = now.elapsed_s - before.elapsed_s
+        known, self._children = self._children, children
+        busy = [
+            waited - known[pid][1]
+            for pid, (cpu, waited) in children.items()
+            if pid in known and cpu + waited - sum(known[pid]) >= BUSY_SHARE * elapsed_s
+        ]
+        return Usage(elapsed_s, max(0.0, now.cpu_s - before.cpu_s), waited_s, sum(busy) / max(len(busy), 1))
+
+    def _children_now(self) -> dict[int, tuple[float, float]]:
+        """CPU time of each child, and how long its main thread waited for a core, since it started."""
+        found = {}
+        for child in self._process.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                waited_s = run_delay_seconds(Path(f"/proc/{child.pid}/schedstat"))
+                found[child.pid] = (_cpu_seconds(child), waited_s or 0.0)
+        return found
 
 
 def run_delay_seconds(schedstat: Path) -> float | None:

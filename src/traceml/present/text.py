@@ -13,19 +13,24 @@ LONGEST_NAME: Final = 36
 SEVERITY: Final = {"info": "", "warn": "  (warning)", "crit": "  (critical)"}
 ALWAYS: Final = ("step_ms", "input_ms", "forward_ms", "backward_ms", "optimizer_ms", "wait_ms", "compute_ms")
 WORTH_A_ROW: Final = 0.001
+MOST_TRAININGS: Final = 16
 
 
 def render(summary: Summary) -> str:
     """The whole text, ending in a newline."""
     lines = [RULE, *_head(summary), RULE, *_verdict(summary)]
-    lines += ["", *_step_time(summary)]
-    lines += ["", *_memory(summary), "", *_gauges(summary, "system", "System")]
-    lines += ["", *_gauges(summary, "process", "Process")]
+    if summary.step_time.diagnosis.kind != "NO_DATA" or not summary.final:
+        lines += ["", *_step_time(summary)]
+        lines += ["", *_trainings(summary)] if summary.run.trainings else []
+        lines += ["", *_run(summary)] if summary.run.parts else []
+        lines += ["", *_memory(summary), "", *_gauges(summary, "system", "System")]
+        lines += ["", *_gauges(summary, "process", "Process")]
     if summary.run.notes:
         lines += ["", "Notes"]
         for note in summary.run.notes:
             lines += wrap("  - ", note)
-    return page([*lines, "", *_foot(summary), RULE])
+    foot = _foot(summary)
+    return page([*lines, *([""] if foot else []), *foot, RULE])
 
 
 def _head(summary: Summary) -> list[str]:
@@ -45,11 +50,12 @@ def _verdict(summary: Summary) -> list[str]:
     lines += wrap("Why      ", first.summary)
     lines += wrap("Next     ", first.action)
     if first.potential_speedup is not None:
-        gain = f"up to {fmt.factor(first.potential_speedup)} as fast ({first.potential_how})"
+        much = "about" if first.potential_is_bound is False else "at most"
+        gain = f"{much} {fmt.factor(first.potential_speedup)} as fast ({first.potential_how})"
         lines += wrap("Gain     ", gain)
     if summary.run.status not in ("completed", "running"):
         code = summary.run.exit_code
-        reason = summary.run.reason or "no reason recorded"
+        reason = summary.run.reason or "no Python exception was seen"
         ended = f"{summary.run.status}: {reason}" + (f" (exit code {code})" if code is not None else "")
         lines += wrap("Ended    ", ended)
     return lines
@@ -90,7 +96,8 @@ def _step_time(summary: Summary) -> list[str]:
     if not window.num_steps:
         return lines
     known, many = _rows_of(summary, "step_time"), summary.run.world_size > 1
-    head = ["Median", "Worst", "Worst rank", "Skew", "Share"] if many else ["Mean", "Share", "p5", "p95"]
+    head = ["Median rank", "Median share", "Worst", "Worst rank", "Skew"]
+    head = head if many else ["Mean", "Share", "p5", "p95"]
     rows = [["", *head]]
     step = section.metrics.get("step_ms", MetricStat()).median.value or 0.0
     for key, stat in section.metrics.items():
@@ -101,11 +108,17 @@ def _step_time(summary: Summary) -> list[str]:
     if "wait_ms" in section.metrics:
         lines.append("  * time in the step that no phase claims")
     rates = [
-        fmt.rate(section.metrics[key].average, noun)
+        _rate(section.metrics[key], noun, many)
         for key, noun in (("samples_per_s", "samples"), ("tokens_per_s", "tokens"))
         if key in section.metrics and section.metrics[key].average is not None
     ]
-    return [*lines, "  " + ", ".join(rates)] if rates else lines
+    return [*lines, "  " + "; ".join(rates)] if rates else lines
+
+
+def _rate(stat: MetricStat, noun: str, many: bool) -> str:
+    if not many or stat.total is None:
+        return fmt.rate(stat.average, noun)
+    return f"{fmt.rate(stat.average, noun)} per rank, {fmt.rate(stat.total, noun)} in total"
 
 
 def _is_notable(key: str, stat: MetricStat, step_ms: float) -> bool:
@@ -118,13 +131,43 @@ def _time_cells(stat: MetricStat, many: bool) -> list[str]:
     if not many:
         return [fmt.ms(stat.average), share, fmt.ms(stat.p5), fmt.ms(stat.p95)]
     worst = [fmt.ms(stat.worst.value), fmt.rank(stat.worst.rank), fmt.skew(stat.skew)]
-    return [fmt.ms(stat.median.value), *worst, share]
+    return [fmt.ms(stat.median.value), share, *worst]
 
 
 def _number_table(rows: list[list[str]]) -> list[str]:
     """A table with names on the left and numbers on the right."""
     count = len(rows[0]) - 1
     return table(rows, "<" + ">" * count, least=(12, *[9] * count), most=(LONGEST_NAME,))
+
+
+def _trainings(summary: Summary) -> list[str]:
+    """One line per process, if several trained without ranks of their own."""
+    found = summary.run.trainings
+    rows = [["Pid", "Steps", "Step", "Input", "Compute", ""]]
+    rows += [
+        [
+            f"{t.pid}{'*' * t.in_tables}",
+            fmt.count(t.steps),
+            fmt.ms(t.step_ms),
+            fmt.share(t.input_share),
+            fmt.share(t.compute_share),
+            f"{t.status}{SEVERITY.get(t.severity, '')}",
+        ]
+        for t in found[:MOST_TRAININGS]
+    ]
+    lines = [f"Trainings    {len(found)} processes", *table(rows, "<>>>><", least=(12, *[9] * 4))]
+    if len(found) > MOST_TRAININGS:
+        lines.append(f"  ... {len(found)} in all; final_summary.json lists every one")
+    return [*lines, "  * the tables are about this one"]
+
+
+def _run(summary: Summary) -> list[str]:
+    """Where the run's duration went: steps, and everything before, between and after them."""
+    rows = [["", "Time", "Share", ""]]
+    rows += [[p.label, fmt.seconds(p.seconds), fmt.share(p.share), p.about] for p in summary.run.parts]
+    rank = summary.run.totals.get("rank")
+    whose = f"of r{rank:.0f}" if rank is not None and summary.run.world_size > 1 else ""
+    return [spread("Run", whose), *table(rows, "<>><", least=(12, 9, 9))]
 
 
 def _memory(summary: Summary) -> list[str]:

@@ -113,7 +113,8 @@ class Tail:
             nodes={node: self._node_gauges(node, there, most_gauges) for node in nodes},
             seen=frozenset(n.removeprefix("seen-") for n in names if n.startswith("seen-")),
             problems=list(self.problems),
-            monitor_events=[event for name in sorted(there) for event in self._monitor_events(name)],
+            monitor_events=[e for name in sorted(there) for e in self._events_of("monitor", name)],
+            early_errors=[e for name in sorted(there) for e in self._events_of("early", name)],
         )
 
     def _pulled(self, names: list[str], there: set[str]) -> list[RankTail]:
@@ -130,8 +131,8 @@ class Tail:
 
         return self._readable(names, pull)
 
-    def _monitor_events(self, name: str) -> list[RecordedEvent]:
-        if not (name.startswith("monitor") and name.endswith(".events.jsonl")):
+    def _events_of(self, source: str, name: str) -> list[RecordedEvent]:
+        if not (name.startswith(source) and name.endswith(".events.jsonl")):
             return []
         return self._events.setdefault(name, EventsTail(str(self.folder / name))).read()
 

@@ -190,7 +190,10 @@ PROCESS_METRICS: Final[tuple[Metric, ...]] = (
     Metric("cpu_percent", "CPU", "percent", "process", "100 % is one core; includes loader workers"),
     Metric("rss_bytes", "RSS", "bytes", "process", "resident memory of the rank"),
     Metric("gpu_mem_used_bytes", "GPU used", "bytes", "process", "device memory in use"),
-    Metric("cpu_delay_percent", "CPU delay", "percent", "process", "time ready to run without a core"),
+    Metric("cpu_delay_percent", "CPU delay", "percent", "process", "kept from a core by other processes"),
+    Metric(
+        "core_wait_percent", "Core wait", "percent", "process", "ready to run without a core, for any reason"
+    ),
     Metric("gpu_mem_reserved_bytes", "GPU reserved", "bytes", "process", "device memory held"),
 )
 METRICS: Final = STEP_TIME_METRICS + STEP_MEMORY_METRICS + SYSTEM_METRICS + PROCESS_METRICS

@@ -36,6 +36,7 @@ class Primary(Finding):
     section: str = "step_time"
     potential_speedup: float | None = None
     potential_how: str | None = None
+    potential_is_bound: bool | None = None  # True: at most; False: the advice followed gives about that
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class MetricStat:
     p95: float | None = None
     skew: float | None = None
     share: float | None = None  # of step time: median of per-rank shares
+    total: float | None = None  # of rates: all ranks together
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,32 @@ class StepCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class RunPart:
+    """A part of the run's duration, on its first rank."""
+
+    label: str
+    seconds: float
+    share: float
+    about: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """One of several processes that trained as the same rank, or without ranks."""
+
+    pid: int
+    rank: int = 0
+    steps: int = 0
+    step_ms: float | None = None
+    input_share: float | None = None
+    compute_share: float | None = None
+    status: str = "NO DATA"
+    severity: str = INFO
+    summary: str = ""
+    in_tables: bool = False  # the rest of the summary is about this one
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """What ran, how it ended, and where its time went."""
 
@@ -170,6 +198,10 @@ class Run:
     steps: StepCounts = field(default_factory=StepCounts)
     mode: str = "summary"
     accounting: dict[str, float | None] = field(default_factory=dict)
+    parts: list[RunPart] = field(default_factory=list)
+    """The seconds of `accounting` in their order, with shares and names."""
+    trainings: list[Training] = field(default_factory=list)
+    """Each process that trained, if several did without ranks of their own."""
     totals: dict[str, float | None] = field(default_factory=dict)
     """Seconds in each phase over the whole run, with warm-up, of the same rank as `accounting`."""
     notes: list[str] = field(default_factory=list)

@@ -3,6 +3,7 @@
 import argparse
 import gc
 import io
+import itertools
 import json
 import os
 
@@ -16,6 +17,9 @@ parser.add_argument("--steps", type=int, default=80)
 parser.add_argument("--batch", type=int, default=16)
 parser.add_argument("--width", type=int, default=512)
 parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--worker-start", type=float, default=0.0, help="ms until a worker is ready")
+parser.add_argument("--persistent", action="store_true", help="keep the workers between epochs")
+parser.add_argument("--epochs", type=int, default=1, help="the steps in this many passes over the data")
 parser.add_argument("--iterable", action="store_true")
 parser.add_argument("--batch-sleep", type=float, default=0.0, help="ms per batch in the dataset")
 parser.add_argument("--forward-sleep", type=float, default=0.0)
@@ -118,19 +122,25 @@ optimizer = SlowSGD(model.parameters(), lr=1e-3)
 if args.lbfgs:
     optimizer = torch.optim.LBFGS(model.parameters(), lr=1e-3, max_iter=2)
 scaler = torch.amp.GradScaler("cpu") if args.scaler else None
-batches = args.steps * args.accumulate
+batches = args.steps * args.accumulate // args.epochs
 if args.generator:
     loader = generator(batches)
 else:
     source = Stream(batches) if args.iterable else Data(batches)
-    loader = DataLoader(source, batch_size=None, num_workers=args.workers)
+    loader = DataLoader(
+        source,
+        batch_size=None,
+        num_workers=args.workers,
+        persistent_workers=args.persistent,
+        worker_init_fn=lambda worker: nap(args.worker_start, "worker start"),
+    )
 log = open("train.log", "w") if args.log_lines else None
 kept, keep_alive = [], []
 step = 0
 if args.gc_objects:
     keep_alive = [[i] for i in range(args.gc_objects)]
 
-for index, (x, y) in enumerate(loader):
+for index, (x, y) in enumerate(itertools.chain.from_iterable(loader for _ in range(args.epochs))):
     step = index // args.accumulate
     if index % args.accumulate == 0:
         optimizer.zero_grad()

@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 
 from traceml.analyze import window as w
-from traceml.analyze.rules.rule import CRIT_SHARE, Measured, Rule, judged_share
+from traceml.analyze.rules.input_advice import advise, workers
+from traceml.analyze.rules.rule import Measured, Rule, judged_share
 from traceml.analyze.views import TimeView
 from traceml.schema import fmt
 
@@ -30,16 +31,16 @@ def _bound(view: TimeView, values: w.Floats, phase: str, burst: int = 1) -> Meas
 
 def input_bound(view: TimeView) -> Measured:
     """The training thread waits for its next batch for a large share of the step."""
-    workers, inferred = view.window.workers, view.window.input_inferred
-    found = _bound(view, view.window.of(w.INPUT), w.INPUT, max(1, workers))
-    how = f", {workers} loader workers" if workers else ""
+    count, inferred = view.window.workers, view.window.input_inferred
+    found = _bound(view, view.window.of(w.INPUT), w.INPUT, max(1, count))
+    how = f", {workers(count, 'loader worker')}" if count else ""
     if inferred:
         how = ", inferred: no loader was seen, so the time before the forward pass counts as input"
-    advice = "load batches in the background (DataLoader with num_workers of 2 or more)"
-    if workers:
-        advice = f"the loader already has {workers} workers, so make the dataset faster, or add workers"
-    found.words.update(how=how, advice=advice)
-    found.evidence.update(inferred=inferred, workers=workers)
+    advice = advise(view, found.cost_ms or 0.0)
+    found.words.update(how=how, advice=advice.text)
+    found.evidence.update(
+        inferred=inferred, workers=count, saves_ms=advice.saves_ms, promised=advice.promised
+    )
     return found
 
 
@@ -131,35 +132,28 @@ def compute_bound(view: TimeView) -> Measured | None:
     if share < COMPUTE_SHARE:
         return None
     largest = max(w.MODEL, key=lambda k: window.median_share(window.of(k)))
-    largest_ms = window.mean_ms(window.of(largest))
     return Measured(
         level=share,
         score=share,
         words={
             "step": fmt.ms(view.step_ms),
-            "delay": fmt.share(window.cpu_delay_share),
             "what": w.LABELS[largest],
             "how": _COMPUTE_ADVICE.get(largest, "batch size, precision, kernels"),
         },
         phase=largest,
-        evidence={"share": share, "largest": largest, "largest_ms": largest_ms},
-        action=_LACK_OF_CORES if window.cpu_delay_share >= CRIT_SHARE else None,
+        evidence={"share": share, "largest": largest, "largest_ms": window.mean_ms(window.of(largest))},
     )
 
 
 _COMPUTE_ADVICE: Final = {
     w.NO_GRAD: "keep what a teacher or reference model computes, run it in lower precision, batch rollouts",
 }
-_LACK_OF_CORES: Final = (
-    "Give the job more cores first: its threads waited for a core {delay} of the time (other jobs, or a CPU "
-    "quota). Then optimize {what}."
-)
 RULES: Final[tuple[Rule[TimeView], ...]] = (
     Rule(
         "INPUT_BOUND",
         input_bound,
         "Waiting for input takes {cost_ms} of a {step_ms} step ({share}{how}).",
-        "Inspect the input path first: {advice}.",
+        "Inspect the input path: {advice}.",
         status="INPUT-BOUND",
         needs=(w.INPUT,),
     ),
@@ -167,7 +161,7 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
         "H2D_BOUND",
         h2d_bound,
         "Copying data to the device takes {cost_ms} of a {step_ms} step ({share}).",
-        "Pin memory in the loader and copy with non_blocking=True, or copy fewer bytes.",
+        "Try pinned memory in the loader and copies with non_blocking=True, or copy fewer bytes.",
         status="H2D-BOUND",
     ),
     Rule(

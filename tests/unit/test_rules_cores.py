@@ -1,0 +1,138 @@
+"""Lack of cores and idle cores: what is said about them, and when. Hand-made windows and gauges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit import made
+from tests.unit.made import window
+from traceml.analyze.cores import CoreUse, core_use
+from traceml.analyze.diagnose import diagnose_time
+from traceml.analyze.summarize import summarize
+from traceml.schema.recorded import RunFacts
+from traceml.schema.summary import Environment, Finding
+
+FACTS = RunFacts("demo", status="completed", cores=2, environment=Environment(cpu_count=2))
+BUSY: dict[str, dict[str, Any]] = {
+    "INPUT_BOUND": {"input": 60.0, "forward": 30.0, "backward": 10.0},
+    "WAIT_HEAVY": {"wait": 60.0, "forward": 30.0, "backward": 10.0},
+    "COMPUTE_BOUND": {"forward": 90.0, "backward": 10.0},
+    "BALANCED": {"forward": 70.0, "backward": 14.0, "input": 8.0, "wait": 8.0},
+}
+
+
+def first(use: CoreUse, kind: str = "COMPUTE_BOUND", **more: Any) -> Finding:
+    found = diagnose_time(window(core_use=use, **BUSY[kind], **more))[0]
+    assert found.kind == kind
+    return found
+
+
+@pytest.mark.parametrize("kind", BUSY)
+def test_lack_of_cores_comes_before_any_other_advice(kind: str) -> None:
+    """Threads that wait for a core 46 % of the time: the sentence says so, and cores come first."""
+    short = CoreUse(cores=2, wait_share=0.46, run_busy=0.7, others_busy=1.3)
+    found = first(short, kind)
+    assert found.summary.endswith("The threads waited for a core 46.0 % of the time.")
+    assert found.action.startswith("Free CPU cores first: other work keeps 1.3 of 2 cores busy. Then ")
+    calm = first(CoreUse(cores=2, wait_share=0.1, run_busy=1.9, others_busy=0.1), kind)
+    assert "waited for a core" not in calm.summary
+    assert "cores" not in calm.action or kind == "INPUT_BOUND"
+
+
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        (
+            {"processes": 2, "threads": 2, "others_busy": 0.0},
+            "the run competes with itself, 2 processes × 2 threads on 2 cores: OMP_NUM_THREADS=1 ",
+        ),
+        (
+            {"threads": 8, "others_busy": 0.0},
+            "the run competes with itself, 1 process × 8 threads on 2 cores: OMP_NUM_THREADS=2 ",
+        ),
+        ({"processes": 4, "others_busy": 0.0}, "4 processes × 1 thread on 2 cores: start fewer processes"),
+        (
+            {"workers": 4, "others_busy": 0.0},
+            "1 process × 1 thread and 4 loader workers on 2 cores: use fewer loader workers",
+        ),
+        (
+            {"threads": 2, "others_busy": 1.3},
+            "first: other work keeps 1.3 of 2 cores busy (until they are free, try OMP_NUM_THREADS=1).",
+        ),
+        ({"workers": 4, "others_busy": 1.0}, "first: other work keeps 1.0 of 2 cores busy."),
+        ({"processes": 2, "threads": 2, "others_busy": 1.0}, "; other work keeps 1.0 of 2 cores busy."),
+        (
+            {"throttled_share": 0.6, "others_busy": 1.0},
+            "first: a CPU quota stops the run 60.0 % of the time.",
+        ),
+        ({}, "look for other jobs, a CPU quota, or a busy host of this machine."),
+    ],
+)
+def test_rival_for_the_cores_is_named(use: dict[str, Any], words: str) -> None:
+    """The run itself if its threads are more than the cores; else other work, as far as it was seen."""
+    assert words in first(CoreUse(cores=2, wait_share=0.5, run_busy=1.0, **use)).action
+
+
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        ({"threads": 1, "run_busy": 1.0}, "OMP_NUM_THREADS=4 "),
+        ({"threads": 1, "run_busy": 2.0, "processes": 2}, "OMP_NUM_THREADS=2 "),
+        ({"threads": 1, "run_busy": 1.0, "others_busy": 2.0}, "OMP_NUM_THREADS=2 "),
+        ({"threads": 1, "run_busy": 1.0, "others_busy": 2.9}, None),
+        ({"threads": 4, "run_busy": 3.9}, None),
+        ({"threads": 1, "run_busy": 1.0, "on_cpu": False}, None),
+        ({"threads": 1, "run_busy": None}, None),
+        ({"threads": 1, "run_busy": 0.5}, None),
+    ],
+)
+def test_compute_on_few_threads_while_cores_are_idle(use: dict[str, Any], words: str | None) -> None:
+    """One busy torch thread and idle cores: try more threads first. Not with a GPU, a busy machine, or a
+    thread that sleeps."""
+    action = first(CoreUse(cores=4, **{"others_busy": 0.0, **use})).action
+    assert ("Try more torch threads first" in action) == (words is not None)
+    assert words is None or words in action
+
+
+def test_rank_that_alone_lacks_cores_is_said_to() -> None:
+    """Two equal ranks without coupling, one of them on a busy core: its slowness is explained."""
+    rows = [made.steps(100, forward=ms, measured=made.ALL_MEASURED) for ms in (100.0, 130.0)]
+    ranks = [made.rank(r, number, world_size=2) for number, r in enumerate(rows)]
+    delays = (1.0, 24.0)
+    gauges = [
+        made.process(10, pid=100 + number, core_wait_percent=delay, cpu_delay_percent=delay)
+        for number, delay in enumerate(delays)
+    ]
+    process_rows = np.concatenate(gauges)
+    process_rows["time_ns"] = 2_000_000_000
+    found = summarize(made.run(*ranks, process_rows=process_rows), FACTS).primary_diagnosis
+    assert (found.kind, found.ranks) == ("COMPUTE_STRAGGLER", [1])
+    assert (
+        "The threads of r1 waited for a core 24.0 % of the time, those of the other ranks 1.0 %"
+        in found.summary
+    )
+    assert found.action.startswith("Free CPU cores for r1 first: ")
+
+
+def test_processes_threads_and_workers_are_counted() -> None:
+    """Two trainings without ranks and their loader workers, next to other work, on one machine."""
+    starts = [{"kind": "epoch_start", "step": 1, "workers": 2}]
+    ranks = [made.rank(made.steps(50, forward=100.0), pid=pid, events=starts) for pid in (100, 101)]
+    process_rows = np.concatenate([made.process(5, pid, cpu_percent=60.0) for pid in (100, 101)])
+    process_rows["core_wait_percent"] = np.repeat([30.0, 50.0], 5)
+    recording = made.run(*ranks, process_rows=process_rows, system_rows=made.system(5, cpu_percent=90.0))
+    found = core_use(recording, FACTS, ranks, (0, 10_000_000_000))
+    assert (found.cores, found.processes, found.threads, found.workers) == (2, 2, 2, 4)
+    assert found.run_busy == pytest.approx(1.2)
+    assert found.others_busy == pytest.approx(0.6)
+    assert found.wait_share == pytest.approx(0.5)
+
+
+def test_without_gauges_nothing_is_claimed() -> None:
+    """A run that was too short for samples: no core was seen busy or idle."""
+    rank = made.rank(made.steps(50, forward=100.0))
+    found = core_use(made.run(rank), FACTS, [rank], (0, 1))
+    assert (found.run_busy, found.others_busy, found.free, found.wait_share) == (None, None, None, 0.0)

@@ -103,3 +103,16 @@ def test_a_part_that_failed_is_in_the_recording(tmp_path: Path, monkeypatch: pyt
     (failed,) = [e for e in Tail(tmp_path).read().ranks[0].events if e.kind == "capture_failed"]
     assert failed.message is not None
     assert "counting the samples of a batch failed (ZeroDivisionError" in failed.message
+
+
+def test_a_failure_before_the_first_step_is_left_beside_the_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a recording of its own the process still says why it has none."""
+    (tmp_path / "recording").mkdir()
+    assert install.activate(run_dir=str(tmp_path)) is not None
+    monkeypatch.setattr(sessions, "open_rank", lambda *_: 1 // 0)
+    train()
+    (failed,) = Tail(tmp_path).read().early_events
+    assert failed.kind == "capture_failed"
+    assert "start of recording failed (ZeroDivisionError" in str(failed.message)

@@ -155,7 +155,7 @@ def failed_early(*errors: tuple[int, int, str], ranks: tuple[RankRecording, ...]
         RecordedEvent("error", pid=pid, rank=rank, message=message, wall_ns=at, time_ns=at)
         for at, (pid, rank, message) in enumerate(errors, 1)
     ]
-    recording = replace(made.run(*ranks), early_errors=events, seen=frozenset({"python", "torch"}))
+    recording = replace(made.run(*ranks), early_events=events, seen=frozenset({"python", "torch"}))
     return summarize(recording, replace(FACTS, status="failed", exit_code=1)).run
 
 
@@ -179,6 +179,14 @@ def test_error_of_a_rank_that_recorded_is_told_once() -> None:
     error = {"kind": "error", "message": "ValueError: in step 51", "time_ns": 5}
     rank = made.rank(made.steps(50, **USUAL), pid=7, events=[error])
     assert failed_early((7, -1, "ValueError: in step 51"), ranks=(rank,)).reason == "ValueError: in step 51"
+
+
+def test_a_recording_that_failed_before_the_first_step_is_the_reason() -> None:
+    """Keras broke capture once, and the summary said that no backward pass ran: it must say what failed."""
+    failed = RecordedEvent("capture_failed", message="forward detection failed (TypeError: x)", pid=7)
+    found = summarize(RunRecording([], seen=frozenset({"python", "torch"}), early_events=[failed]), FACTS)
+    assert "because forward detection failed (TypeError: x)" in found.primary_diagnosis.summary
+    assert "no backward pass" not in found.primary_diagnosis.summary
 
 
 def test_running_job_without_steps_has_no_note() -> None:

@@ -25,7 +25,8 @@ def early_failure(recording: RunRecording) -> RecordedEvent | None:
     that fails before does not end the command.
     """
     recorded = {r.pid for r in recording.ranks}
-    errors = sorted((e for e in recording.early_errors if e.pid not in recorded), key=lambda e: e.wall_ns)
+    errors = [e for e in recording.early_events if e.kind == "error" and e.pid not in recorded]
+    errors.sort(key=lambda e: e.wall_ns)
     own = [e for e in errors if not any(name in _line(e).partition(":")[0] for name in OF_LAUNCHERS)]
     of_ranks = [e for e in own if e.rank >= 0]
     return next(iter(of_ranks or own[::-1] or errors[::-1]), None)
@@ -47,6 +48,9 @@ def explain(section: Section, recording: RunRecording, ranks: Ranks, facts: RunF
     if section.diagnosis.kind != "NO_DATA" or facts.status == "running":
         return section
     seen, action = _what_was_seen(recording.seen, ranks)
+    failed = next((e for e in recording.early_events if e.kind == "capture_failed"), None)
+    if failed is not None and not ranks:
+        seen, action = f"Nothing was recorded, because {failed.message}.", _REPORT_IT
     error = early_failure(recording)
     if error is not None and not ranks and facts.exit_code not in (0, None):
         seen = f"The command failed before its first training step was completed. {seen}"
@@ -70,6 +74,7 @@ def _what_was_seen(seen: frozenset[str], ranks: Ranks) -> tuple[str, str]:
     return "A backward pass began, but no training step was completed.", _GO_ON
 
 
+_REPORT_IT: Final = "Report this to the authors of TraceML, with the versions of Python and torch."
 _GO_ON: Final = "Let the run complete a few steps."
 _SEEN: Final = (
     (

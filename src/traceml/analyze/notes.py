@@ -30,7 +30,7 @@ def notes_of(
     ranks = attempts.chosen
     notes = [*recording.problems, *facts.notes]
     notes += _about_the_window(window)
-    notes += _from_capture(ranks)
+    notes += _from_capture(ranks, recording.early_events)
     notes += _not_measured(ranks)
     notes += _without_c_switch(ranks, window)
     if facts.status != "running":
@@ -41,10 +41,12 @@ def notes_of(
     return notes + _restarts(earlier, len(attempts.before) + 1)
 
 
-def _from_capture(ranks: Ranks) -> list[str]:
+def _from_capture(ranks: Ranks, early: Sequence[RecordedEvent]) -> list[str]:
     """What the training processes say about their own recording."""
     failed = [(rank, e) for rank, r in ranks.items() for e in r.events if e.kind == "capture_failed"]
     notes = [f"On r{rank}, at step {e.step}: {e.message}." for rank, e in failed[:MOST_LISTED]]
+    before = [e for e in early if e.kind == "capture_failed"]
+    notes += [f"In process {e.pid}, before its first step: {e.message}." for e in before[:MOST_LISTED]]
     lost = {rank for rank, r in ranks.items() if r.lost_rows}
     if lost - {rank for rank, _ in failed}:
         notes.append("The disk was full: steps after that point are missing.")

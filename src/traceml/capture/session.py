@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -89,8 +90,12 @@ class Session:
             self.writer.close(layout.STATE_LOST)
 
     def note_failure(self, line: str) -> None:
-        """A part of capture failed: the summary says so."""
-        self.events.add("capture_failed", self.step + 1, time.perf_counter_ns(), message=line)
+        """A part of capture failed: the summary says so, also if this process never gets a recording."""
+        log = self.events
+        if self.writer is None and self.run_dir is not None:
+            log = EventLog()
+            log.open(os.path.join(self.run_dir, layout.FOLDER, layout.EARLY_EVENTS))
+        log.add("capture_failed", self.step + 1, time.perf_counter_ns(), message=line, pid=os.getpid())
 
     def look_closer(self) -> None:
         """Something is unusual: the next forward, backward, fetch and end of step take the long way."""

@@ -21,6 +21,8 @@ Columns = tuple[tuple[str, str], ...]
 
 FOLDER: Final = "recording"
 """In a run folder: everything that was recorded."""
+EARLY_EVENTS: Final = "early.events.jsonl"
+"""In it: what processes without a recording leave behind."""
 MAGIC: Final = b"TRACEML\x00"
 VERSION: Final = 1
 PREFIX: Final = struct.Struct("<8sIIIII")  # magic, version, header size, row size, JSON length, checksum

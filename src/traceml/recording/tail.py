@@ -114,7 +114,7 @@ class Tail:
             seen=frozenset(n.removeprefix("seen-") for n in names if n.startswith("seen-")),
             problems=list(self.problems),
             monitor_events=[e for name in sorted(there) for e in self._events_of("monitor", name)],
-            early_errors=[e for name in sorted(there) for e in self._events_of("early", name)],
+            early_events=[e for name in sorted(there) for e in self._events_of("early", name)],
         )
 
     def _pulled(self, names: list[str], there: set[str]) -> list[RankTail]:

@@ -123,8 +123,8 @@ class RunRecording:
     seen: frozenset[str] = frozenset()
     problems: list[str] = field(default_factory=list)
     monitor_events: list[RecordedEvent] = field(default_factory=list)
-    early_errors: list[RecordedEvent] = field(default_factory=list)
-    """Exceptions that ended Python processes of the run, whether they trained or not."""
+    early_events: list[RecordedEvent] = field(default_factory=list)
+    """What processes left without a recording: exceptions that ended them, parts of capture that failed."""
 
     def gauges(self, node: int) -> NodeGauges:
         """The gauges of one node."""

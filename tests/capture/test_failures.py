@@ -97,6 +97,7 @@ def test_a_part_that_failed_is_in_the_recording(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "recording").mkdir()
     session = install.activate(run_dir=str(tmp_path))
     assert session is not None
+    train()
     monkeypatch.setattr(inputs, "size_of", lambda batch: 1 // 0)
     train()
     session.close()

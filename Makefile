@@ -14,7 +14,7 @@ help:
 	@echo "make check     the quick loop: format, lint, types, unit tests"
 	@echo "make test      install what tests need and run everything but the long tests"
 	@echo "make test-long random kills, network namespaces, thousands of ranks, sanitizers"
-	@echo "make accuracy  run the fault-injected trainings and print injected against measured"
+	@echo "make accuracy  run the fault-injected trainings and write docs/accuracy.md"
 	@echo "make bench     measure overhead and scale and write docs/performance.md"
 	@echo "make dist          build the sdist and the wheels in dist/"
 	@echo "make test-dist     make dist, then install and run the demo where there is no compiler"
@@ -55,7 +55,7 @@ test-long: $(VENV)/.installed-dev
 	$(BIN)/pytest -m long
 
 accuracy: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.scenarios.accuracy
+	$(BIN)/python -m tests.scenarios.accuracy --write docs/accuracy.md
 
 bench: $(VENV)/.installed
 	$(BIN)/python bench/overhead.py --write docs/performance.md

@@ -73,6 +73,109 @@ def report(values):
     return {"median": statistics.median(kept), "p10": kept[len(kept) // 10]}
 print(json.dumps({**report(times), "steps": steps, "off": report(off) if off else None}))
 """
+PARTS = """
+import json, statistics, time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from traceml.capture import install
+torch.set_num_threads(1)
+big, model, x = torch.randn(192, 192), nn.Linear(16, 1), torch.randn(16, 16)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+class Data(Dataset):
+    def __len__(self):
+        return 1 << 30
+    def __getitem__(self, index):
+        return x
+batches = iter(DataLoader(Data(), batch_size=None))
+def step():
+    optimizer.zero_grad()
+    model(next(batches)).sum().backward()
+    optimizer.step()
+for _ in range(200):
+    step()
+session = install.active()
+switch, thread = session.switch, session.switch.thread
+loss = model(x).sum()
+def backward():
+    torch.autograd.backward(loss, retain_graph=True)
+def no_grad():
+    with torch.no_grad():
+        model(x)
+calls = {"fetch": lambda: next(batches), "forward": lambda: model(x), "forward without gradients": no_grad,
+         "backward": backward, "zero_grad": optimizer.zero_grad, "optimizer step and row": optimizer.step}
+found = {}
+for name, call in calls.items():
+    took = {True: [], False: []}
+    for index in range(6000):
+        on = index // 20 % 2 == 0
+        if index % 20 == 0:
+            step()  # a step begins in which this call is usual
+            switch.thread = thread if on else -1
+        big @ big  # something else has the caches
+        began = time.perf_counter_ns()
+        call()
+        ended = time.perf_counter_ns()
+        if index % 20 > 2:
+            took[on].append(ended - began)
+        if index % 20 == 19:
+            switch.thread = thread
+            switch.restart(switch.clock())
+    found[name] = (statistics.median(took[True]) - statistics.median(took[False])) / 1e3
+print(json.dumps(found))
+"""
+LOOPS = """
+import json, statistics, sys, time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+try:
+    import traceml
+except ImportError:
+    traceml = None
+torch.set_num_threads(1)
+kind, steps = sys.argv[1], int(sys.argv[2])
+class Data(Dataset):
+    def __len__(self):
+        return steps * 4
+    def __getitem__(self, index):
+        return torch.ones(16, 64)
+model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+def update(x):
+    optimizer.zero_grad()
+    model(x).pow(2).mean().backward()
+    optimizer.step()
+def plain(batches):
+    update(next(batches))
+def blocks(batches):
+    x = next(batches)
+    with traceml.trace_step(model):
+        update(x)
+def accumulation(batches):
+    for _ in range(4):
+        model(next(batches)).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+def rollouts(batches):
+    with torch.no_grad():
+        for _ in range(100):
+            model(torch.ones(1, 64))
+    update(torch.ones(16, 64))
+took, batches = [], iter(DataLoader(Data(), batch_size=None))
+for _ in range(steps):
+    began = time.perf_counter_ns()
+    globals()[kind](batches)
+    took.append(time.perf_counter_ns() - began)
+kept = sorted(took[steps // 5:])
+print(json.dumps({"median": statistics.median(kept), "p10": kept[len(kept) // 10]}))
+"""
+KINDS = (
+    ("plain loop", "plain", 3000),
+    ("`trace_step`", "blocks", 3000),
+    ("4 micro-batches", "accumulation", 1500),
+    ("100 rollout passes", "rollouts", 300),
+)
 SIZES = (("0.3 ms", 4000, 16, 2), ("3 ms", 900, 384, 3), ("30 ms", 120, 1024, 5))
 
 
@@ -101,6 +204,44 @@ def measure_inside(repeats: int, folder: Path) -> list[str]:
         middle, low, high = quartiles(added)
         spread = f"{low:+.1f} .. {high:+.1f} µs"
         rows.append(f"| {name} | {middle:+.1f} µs | {spread} | {statistics.median(calm):+.1f} µs |")
+        print(rows[-1], flush=True)
+    return rows
+
+
+def measure_parts(folder: Path) -> list[str]:
+    """Rows of the table by part: recording on and off around one kind of call."""
+    (folder / "parts.py").write_text(PARTS)
+    command = [sys.executable, "-m", "traceml", "run", "--quiet", "--run-name", "parts", "parts.py"]
+    runs = [
+        json.loads(
+            subprocess.run([*command, "--overwrite"], cwd=folder, capture_output=True, check=True).stdout
+        )
+        for _ in range(3)
+    ]
+    return [f"| {name} | {statistics.median(run[name] for run in runs):+.2f} µs |" for name in runs[0]]
+
+
+def measure_kinds(pairs: int, folder: Path) -> list[str]:
+    """Rows of the table by kind of loop: what a user would measure, and what the summary says."""
+    (folder / "loops.py").write_text(LOOPS)
+    rows = []
+    for name, kind, steps in KINDS:
+        added, own = [], []
+        for pair in range(pairs):
+            found = {}
+            for traced in (False, True) if pair % 2 else (True, False):
+                command = [sys.executable, "loops.py", kind, str(steps)]
+                if traced:
+                    words = ["run", "--quiet", "--run-name", f"{kind}-{pair}"]
+                    command = [sys.executable, "-m", "traceml", *words, *command]
+                done = subprocess.run(command, cwd=folder, capture_output=True, check=True)
+                found[traced] = json.loads(done.stdout)
+            added.append((found[True]["p10"] - found[False]["p10"]) / 1e3)
+            path = folder / "logs" / f"{kind}-{pair}" / "final_summary.json"
+            own.append(json.loads(path.read_text())["overhead"]["us_per_step"])
+        middle, low, high = quartiles(added)
+        spread = f"{low:+.1f} .. {high:+.1f} µs"
+        rows.append(f"| {name} | {middle:+.1f} µs | {spread} | {statistics.median(own):.1f} µs |")
         print(rows[-1], flush=True)
     return rows
 
@@ -198,6 +339,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "script.py").write_text(SCRIPT)
+        parts, kinds = measure_parts(folder), measure_kinds(given.pairs, folder)
         inside = measure_inside(5, folder)
         steps = measure_steps(given.pairs, folder)
         ends = measure_ends(given.pairs, folder)
@@ -215,6 +357,18 @@ def main() -> None:
             "| step | added, median | quartiles over processes | fastest tenth (p10) |",
             "|---|---|---|---|",
             *inside,
+            "",
+            "By kind of loop, the fastest tenth of the steps of plain and traced processes in turn:",
+            "",
+            "| loop | added | quartiles over pairs | own estimate |",
+            "|---|---|---|---|",
+            *kinds,
+            "",
+            "By part, recording switched off and on around one kind of call, after a matrix product:",
+            "",
+            "| call | added, median |",
+            "|---|---|",
+            *parts,
             "",
             "| what | measured |",
             "|---|---|",

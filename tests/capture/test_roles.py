@@ -137,6 +137,8 @@ def test_rollouts_between_steps_are_no_validation(recorder: Recorder, mode: bool
     assert (rollouts["wait_no_grad"] > 19e6).all()
     assert not rows["validation"].any()
     assert np.median(rows["forward"]) < 10e6
+    recorder.session.close()
+    assert not recorder.events("validation")
 
 
 def test_a_model_that_is_evaluated_in_every_step_is_part_of_the_step(

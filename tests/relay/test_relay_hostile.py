@@ -376,7 +376,8 @@ def test_1500_idle_strangers_take_few_descriptors(
     until(lambda: len(steps(node0, "rank-1.node1.42.steps")) == 100, pump_both(server, client))
     most = max(most, len(os.listdir("/proc/self/fd")) - before)
     crowd.communicate()
-    assert MOST_STRANGERS // 2 < most < 4 * MOST_STRANGERS
+    # How many are there at once depends on who gets a core; without a cap it would be all 1,500.
+    assert MOST_STRANGERS // 2 < most < 750
     until(lambda: len(os.listdir("/proc/self/fd")) < before + 10, pump_both(server, client))
 
 

@@ -36,6 +36,8 @@ class LoaderStart(NamedTuple):
 class StepKeeper(Protocol):
     """What a session does when it shows what a loader is for."""
 
+    stepping: bool
+
     def restart(self) -> None: ...
     def rename(self, source: int, target: int) -> None: ...
     def epoch_started(self, start: LoaderStart) -> None: ...
@@ -157,8 +159,14 @@ class Inputs:
             self.used = True
             switch.attention = 1
             return switch.enter_pending()
-        is_between_steps = not (switch.fetches or switch.forwards or switch.block_depth)
-        if not is_between_steps or getattr(module, "training", True) or self._is_rollout(args):
+        is_inside = switch.fetches or switch.forwards or switch.block_depth
+        # Before the first step, and without a loader, nothing tells validation from a first rollout.
+        if (
+            is_inside
+            or not self._session.stepping
+            or getattr(module, "training", True)
+            or self._is_rollout(args)
+        ):
             return switch.enter(c.NO_GRAD)
         if self._evaluated_at != switch.step:
             self._evaluates_always = switch.step - self._evaluated_at <= 2

@@ -73,6 +73,7 @@ def test_a_teacher_is_no_validation_and_its_loader_feeds_the_training(recorder: 
         train(model, optimizer, x, target)
     assert min(recorder.ms("input")) > 0.95 * NAP_MS
     assert min(recorder.ms("no_grad")) > 0.95 * NAP_MS
+    assert all(recorder.rows()["flags"] & (1 << c.NO_GRAD))  # measured, so that it counts
     assert not any(recorder.ms("validation"))
     assert list(recorder.rows()["samples"]) == [2] * 8
 
@@ -250,6 +251,22 @@ def test_evaluation_before_the_first_and_after_the_last_step_is_an_event(
     before, after = recorder.events("validation")
     assert (before.step, after.step) == (0, 4)
     assert min(before.duration_ns, after.duration_ns) > 38e6
+
+
+def test_a_loader_without_a_length_feeds_the_training(recorder: Recorder) -> None:
+    """Iterators of iterable data sets have no `len()`: asking for their truth value would raise."""
+
+    class Endless(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            while True:
+                yield torch.randn(8), torch.randn(1)
+
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batches = iter(torch.utils.data.DataLoader(Endless(), batch_size=4))
+    for _ in range(5):
+        train(model, optimizer, *next(batches))
+    assert list(recorder.rows()["samples"]) == [4] * 5
 
 
 def test_two_loaders_for_one_step_are_both_input(recorder: Recorder, make_training: Make) -> None:

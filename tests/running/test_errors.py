@@ -140,7 +140,7 @@ def test_a_full_disk_never_hurts_training(tmp_path: Path) -> None:
     assert done.returncode == 7, done.stderr
     assert "trained" in done.stdout
     assert "No space left" in done.stderr
-    assert done.stderr.count("end of a step failed") == 1
+    assert done.stderr.count("traceml: end of a step failed") == 1
 
 
 def test_a_full_disk_stays_out_of_a_script_that_skips_failing_batches(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ extern PyObject *PyVectorcall_Call(PyObject *callable, PyObject *tuple, PyObject
 static struct {
     int slots, recorded, first_user, first_wait, after_validation, after_pending, pending_gap, pending_no_grad;
     int input, forward, no_grad, backward, sync, optimizer, validation, checkpoint, wait_start, wait_forward;
-    int short_gap_ns, gap_weight, watch_from, watch_most, input_inferred;
+    int short_gap_ns, gap_weight, watch_at_first, watch_from, watch_most, input_inferred;
     double node_factors[2];
     unsigned char is_wait[MOST_SLOTS];
     unsigned char after[MOST_SLOTS];
@@ -144,12 +144,7 @@ static ThreadUse thread_use(Switch *s) {
     }
 #ifdef __linux__
     struct rusage r;
-    if (getrusage(RUSAGE_THREAD, &r) == 0) {
-        use.cpu_ns = ((int64_t)r.ru_utime.tv_sec + r.ru_stime.tv_sec) * 1000000000 +
-                     ((int64_t)r.ru_utime.tv_usec + r.ru_stime.tv_usec) * 1000;
-        use.blocked = r.ru_nvcsw;
-        return use;
-    }
+    if (getrusage(RUSAGE_THREAD, &r) == 0) use.blocked = r.ru_nvcsw; /* its CPU time is up to a tick late */
 #endif
     use.cpu_ns = read_ns(CLOCK_THREAD_CPUTIME_ID);
     return use;
@@ -584,7 +579,7 @@ static int Switch_init(Switch *s, PyObject *args, PyObject *kwargs) {
     s->current = cfg.wait_start;
     memset(s->totals, 0, sizeof s->totals);
     clear_counts(s);
-    memset(s->watch, 0, sizeof s->watch);
+    for (int i = 0; i < MOST_SLOTS; i++) s->watch[i] = cfg.watch_at_first;
     s->switches = s->watching = s->is_watched = s->cpu_since = s->blocked_since = s->nodes_since = 0;
     s->phase_slot = s->phase_began = s->phase_nodes = s->step_nodes = 0;
     s->node_forward = s->node_backward = 0;
@@ -1040,7 +1035,7 @@ static PyObject *configure(PyObject *module, PyObject *args) {
         {"no_grad", &cfg.no_grad}, {"backward", &cfg.backward}, {"sync", &cfg.sync}, {"optimizer", &cfg.optimizer},
         {"validation", &cfg.validation}, {"checkpoint", &cfg.checkpoint}, {"wait_start", &cfg.wait_start},
         {"wait_forward", &cfg.wait_forward}, {"short_gap_ns", &cfg.short_gap_ns}, {"gap_weight", &cfg.gap_weight},
-        {"watch_from", &cfg.watch_from}, {"watch_most", &cfg.watch_most}, {"input_inferred", &cfg.input_inferred},
+        {"watch_at_first", &cfg.watch_at_first}, {"watch_from", &cfg.watch_from}, {"watch_most", &cfg.watch_most}, {"input_inferred", &cfg.input_inferred},
     };
     PyObject *given, *method;
     const char *is_wait, *after, *left_over;

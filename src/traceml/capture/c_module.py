@@ -18,6 +18,7 @@ from traceml.capture.slots import (
     PENDING_NO_GRAD,
     SHORT_GAP_NS,
     SLOTS,
+    WATCH_AT_FIRST,
     WATCH_FROM,
     WATCH_MOST,
 )
@@ -43,6 +44,7 @@ def _load_c_module() -> Any:
             "pending_no_grad": PENDING_NO_GRAD,
             "short_gap_ns": SHORT_GAP_NS,
             "gap_weight": LONG_GAP_WEIGHT,
+            "watch_at_first": WATCH_AT_FIRST,
             "watch_from": WATCH_FROM,
             "watch_most": WATCH_MOST,
             "input_inferred": c.FLAG_INPUT_INFERRED,

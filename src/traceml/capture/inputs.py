@@ -110,7 +110,7 @@ class Inputs:
             self._session.rename(PENDING_EVAL, c.VALIDATION)
         if switch.current == AFTER_PENDING:
             switch.current = c.WAIT_NO_GRAD if trains else AFTER_VALIDATION
-        for iterator in filter(None, (reference() for reference in self.unresolved)):
+        for iterator in [i for i in (reference() for reference in self.unresolved) if i is not None]:
             iterator._traceml_role, iterator._traceml_trains = role, trains
             started = iterator.__dict__.pop("_traceml_started", None)
             if trains and started is not None:

@@ -51,7 +51,7 @@ def activate(watch: Any = None, run_dir: str | None = None) -> Session | None:
         watch.when_imported(patch.module, functools.partial(_put_in, patch, session))
     wrap_known_optimizers(torch.optim.Optimizer, session)
     session.on_device = functools.partial(_time_copies, session)
-    session.measured |= 1 << c.VALIDATION
+    session.measured |= 1 << c.VALIDATION | 1 << c.NO_GRAD
     _garbage = failsafe("timing garbage collection", None)(GarbageWatch(session).__call__)
     gc.callbacks.append(_garbage)
     atexit.register(session.close)

@@ -33,8 +33,10 @@ LONG_GAP_WEIGHT: Final = 4
 WATCH_FROM: Final = 17
 WATCH_MOST: Final = 64
 """Reading what the thread has used costs more than all else here, so it is read only where long gaps are
-usual: each one counts 4, each short one in the same place takes 1 back, and from 17 on it is watched."""
-NODE_FACTORS: Final = (1.5, 10.0)
+usual: each one counts 4, each short one in the same place takes 1 back, and from 17 on it is watched. In the
+beginning one is enough."""
+WATCH_AT_FIRST: Final = WATCH_FROM - LONG_GAP_WEIGHT
+NODE_FACTORS: Final = (1.5, 5.0)
 """How many times as long as a typical operation of the model one between modules, or of a loss, may take."""
 ROW: Final = row_struct(c.STEP_COLUMNS)
 MOST_COUNT: Final = 0xFFFF_FFFF

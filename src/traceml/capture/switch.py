@@ -30,6 +30,7 @@ from traceml.capture.slots import (
     ROW,
     SHORT_GAP_NS,
     SLOTS,
+    WATCH_AT_FIRST,
     WATCH_FROM,
     WATCH_MOST,
 )
@@ -41,10 +42,8 @@ _ZEROS: Final = [0] * SLOTS
 
 def thread_use() -> tuple[int, int]:
     """CPU time of this thread in ns, and how often it has blocked; -1 where that is not counted."""
-    if not hasattr(resource, "RUSAGE_THREAD"):
-        return time.thread_time_ns(), -1
-    used = resource.getrusage(resource.RUSAGE_THREAD)
-    return int((used.ru_utime + used.ru_stime) * 1e9), used.ru_nvcsw
+    is_counted = hasattr(resource, "RUSAGE_THREAD")  # its CPU time is up to a tick late
+    return time.thread_time_ns(), resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw if is_counted else -1
 
 
 class PythonSwitch:
@@ -65,7 +64,7 @@ class PythonSwitch:
         self.totals = _ZEROS.copy()
         self.current = c.WAIT_START
         self.begin = self.since = clock()
-        self.watch = [0] * PLACES  # for each wait place: how often long gaps were seen there
+        self.watch = [WATCH_AT_FIRST] * PLACES  # for each wait place: how often long gaps were seen there
         self.watching = 0  # places whose gaps are watched
         self.is_watched = False  # the running gap is, and so it began with these
         self.cpu_since = self.blocked_since = self.nodes_since = 0

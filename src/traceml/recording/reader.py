@@ -176,9 +176,13 @@ def parse_header(path: str | Path, head: bytes) -> tuple[dict[str, Any], np.dtyp
 
 def _load(text: bytes) -> dict[str, Any]:
     """The header's JSON. Its columns are the same in thousands of files: parsed once."""
-    raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    try:
+        raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError:
+        header: dict[str, Any] = json_value(text)
+        return {**header, "columns": _load_columns(msgspec.json.encode(header["columns"]))}
     columns = _load_columns(bytes(raw.pop("columns")))
-    return {**{key: json_value(bytes(value)) for key, value in raw.items()}, "columns": columns}
+    return {**{key: msgspec.json.decode(value) for key, value in raw.items()}, "columns": columns}
 
 
 def json_value(text: bytes) -> Any:

@@ -225,3 +225,12 @@ def test_rank_lost_long_before_the_signal_is_in_the_reason() -> None:
     assert said == "stopped by SIGTERM; before that, r1 was killed or crashed (after step 15, in forward)"
     by_signal = RunRecording(ranks=[rank(0), rank(1)], monitor_events=[gone(1, 59_400), gone(0, 59_500)])
     assert summarize(by_signal, facts).run.reason == "stopped by SIGTERM"
+
+
+def test_the_rank_that_a_signal_killed_is_first_even_if_the_launcher_is_quick() -> None:
+    """torchrun ends the others with SIGTERM within milliseconds: only the one with SIGKILL can be the first."""
+    ranks = {0: rank(0), 1: rank(1)}
+    noticed = [gone(1, 10, exact=True, signal="SIGKILL"), gone(0, 22, exact=True, signal="SIGTERM")]
+    said = describe(ranks, noticed)
+    assert said is not None
+    assert said.startswith("r1 ended first: it was killed by SIGKILL")

@@ -56,10 +56,11 @@ def ended_first(ranks: Ranks, noticed: Events) -> EndedFirst | None:
         return None
     together = [e for e in others if when(e) - when(others[0]) < TOGETHER_NS]
     own = {rank: event for rank, event in errors if rank not in echoes}
+    killed = [e for e in together if e.signal not in MAY_BE_ECHOES]
     guilty = (
         _clearly_first(together, ranks, own)
         or [e for e in together if e.rank in own]
-        or [e for e in together if e.signal not in MAY_BE_ECHOES]
+        or killed
         or [e for e in together if not e.closed and e.phase != WAITING_FOR_OTHERS]
         or together
     )
@@ -67,7 +68,8 @@ def ended_first(ranks: Ranks, noticed: Events) -> EndedFirst | None:
     # The phase in which it raised: by the time the process is gone, that phase is over.
     raised_in = own[first.rank].during if first.rank in own else None
     phase = raised_in or first.failed_in or first.phase
-    return EndedFirst(first.rank, first.step, phase, not errors and _at_one_moment(together), first.signal)
+    at_once = not errors and _at_one_moment(killed or together)
+    return EndedFirst(first.rank, first.step, phase, at_once, first.signal)
 
 
 def _errors(ranks: Ranks) -> list[tuple[int, RecordedEvent]]:

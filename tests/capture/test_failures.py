@@ -22,7 +22,7 @@ CALLED: tuple[tuple[Any, str], ...] = (
     *((sessions.Session, name) for name in ("optimizer_stepped", "end_step", "drop_step", "phase_failed")),
     *((sessions.Session, name) for name in ("loader_starts", "fetch_begins", "fetched", "fetch_stopped")),
     *((sessions.Session, name) for name in ("become_rank", "use_device", "_read_memory")),
-    *((inputs.Inputs, name) for name in ("role_of", "loader_started", "resolve", "infer", "is_open")),
+    *((inputs.Inputs, name) for name in ("open", "loader_started", "resolve", "infer", "is_open")),
     *((leading_optimizer.LeadingOptimizer, name) for name in ("stepped", "new_batch")),
     *((gradients.GradientWatch, name) for name in ("step_ended",)),
     *((garbage.GarbageWatch, name) for name in ("__call__",)),

@@ -187,6 +187,46 @@ def test_a_block_in_eval_mode_now_and_then_is_validation(recorder: Recorder) -> 
     assert not any(recorder.ms("no_grad"))
 
 
+def test_the_trained_model_in_eval_mode_after_every_step_is_validation(recorder: Recorder) -> None:
+    """Full-batch training that evaluates in every epoch: the model itself is switched to eval mode."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x, y = torch.randn(32, 8), torch.randn(32, 1)
+    for _ in range(8):
+        model.train()
+        train(model, optimizer, x, y)
+        model.eval()
+        with torch.no_grad():
+            model(x)
+            time.sleep(0.002)
+            model(x)
+    assert min(recorder.ms("validation")[2:]) > 1.9
+    assert not any(recorder.ms("no_grad"))
+
+
+def test_evaluation_after_hand_written_updates_is_validation(recorder: Recorder, make_training: Make) -> None:
+    """No optimizer is known, so the step has not ended when the evaluation begins; its loader is not input."""
+    model, _, loader = make_training(20)
+    for _ in range(2):
+        model.train()
+        for x, y in loader:
+            LOSS(model(x), y).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.sub_(0.01 * parameter.grad)
+                    parameter.grad = None
+        model.eval()
+        for vx, _ in slow_loader(4, 10):
+            with torch.no_grad():
+                model(vx)
+        with torch.no_grad():
+            model(torch.randn(4, 8))
+    validation = recorder.ms("validation")
+    assert max(validation) > 38
+    assert sum(ms > 5 for ms in validation) == 1  # the other one is after the last step
+    assert not any(recorder.ms("no_grad"))
+
+
 def _whole(loader: Any) -> Iterator[Any]:
     yield from loader
 

@@ -228,7 +228,7 @@ def test_rank_lost_long_before_the_signal_is_in_the_reason() -> None:
 
 
 def test_the_rank_that_a_signal_killed_is_first_even_if_the_launcher_is_quick() -> None:
-    """torchrun ends the others with SIGTERM within milliseconds: only the one with SIGKILL can be the first."""
+    """torchrun ends the others with SIGTERM within milliseconds: only the one with SIGKILL can be first."""
     ranks = {0: rank(0), 1: rank(1)}
     noticed = [gone(1, 10, exact=True, signal="SIGKILL"), gone(0, 22, exact=True, signal="SIGTERM")]
     said = describe(ranks, noticed)

@@ -435,3 +435,9 @@ def test_a_teacher_that_fills_the_step_is_compute() -> None:
     assert (found.kind, found.phase) == ("COMPUTE_BOUND", "no_grad")
     assert "forward without gradients is the largest part (70.0 ms)" in found.summary
     assert "teacher" in found.action
+
+
+def test_a_teacher_that_takes_most_of_the_step_is_never_balanced() -> None:
+    """Distillation with 57 % in the teacher and 30 % in the student: below 90 % of model work, and named."""
+    found = first(window(forward=15.0, no_grad=57.0, backward=15.0, input=6.0, wait=7.0, overhead=0.0))
+    assert (found.kind, found.phase) == ("COMPUTE_BOUND", "no_grad")

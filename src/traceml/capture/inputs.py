@@ -59,6 +59,7 @@ class Inputs:
         self.has_loader = False  # a loader feeds the training
         self.early = EarlyBatch(torch)
         self._trained_rows = 0
+        self._trained: weakref.ref[Any] | None = None  # a module that was trained
         self._evaluated_at = -9  # the step before which a model in eval mode last ran between steps
         self._evaluates_always = False  # and whether it did so before the steps before, too
 
@@ -66,11 +67,8 @@ class Inputs:
         """Whether this is one of the iterators without a role."""
         return any(reference() is iterator for reference in self.unresolved)
 
-    def role_of(self, iterator: Any, is_training: bool) -> int:
-        """First fetch of a loader's iterator: evaluation if gradients are off, else not known yet."""
-        if not self._torch.is_grad_enabled():
-            iterator._traceml_role = c.VALIDATION
-            return c.VALIDATION
+    def open(self, iterator: Any, is_training: bool) -> int:
+        """First fetch of a loader's iterator, with gradients on: its role is not known yet."""
         if not is_training and (self.candidate is None or iterator is not self.candidate()):
             # Looking at a batch before training is no step: the step starts with what feeds it.
             self._session.restart()
@@ -150,7 +148,12 @@ class Inputs:
             self._switch.move(place, c.INPUT)
             self._switch.step_flags |= c.FLAG_INPUT_INFERRED
 
-    def enter_without_gradients(self, module: Any, args: Any) -> int:
+    def note_trained(self, module: Any) -> None:
+        """This module was called in training mode with gradients."""
+        if self._trained is None or self._trained() is not module:
+            self._trained = weakref.ref(module)
+
+    def enter_without_gradients(self, module: Any, args: Any, has_optimizer: bool) -> int:
         """Validation, or a part of the training step: a teacher, a target, a reference, a rollout."""
         switch = self._switch
         if self.feeds_validation:
@@ -159,7 +162,9 @@ class Inputs:
             self.used = True
             switch.attention = 1
             return switch.enter_pending()
-        is_inside = switch.fetches or switch.forwards or switch.block_depth
+        # Without an optimizer that we know, a step is over after its backward pass, but has not ended yet.
+        is_over = switch.backwards and not has_optimizer
+        is_inside = (switch.fetches or switch.forwards or switch.block_depth) and not is_over
         # Before the first step, and without a loader, nothing tells validation from a first rollout.
         if (
             is_inside
@@ -168,10 +173,17 @@ class Inputs:
             or self._is_rollout(args)
         ):
             return switch.enter(c.NO_GRAD)
-        if self._evaluated_at != switch.step:
-            self._evaluates_always = switch.step - self._evaluated_at <= 2
-            self._evaluated_at = switch.step
-        return switch.enter(c.NO_GRAD) if self._evaluates_always else switch.enter_validation()
+        return switch.enter_validation() if self._is_validation(module) else switch.enter(c.NO_GRAD)
+
+    def _is_validation(self, module: Any) -> bool:
+        """A model in eval mode between steps: the trained one, or another one that does not always run there."""
+        if self._trained is not None and self._trained() is module:
+            return True
+        step = self._switch.step
+        if self._evaluated_at != step:
+            self._evaluates_always = step - self._evaluated_at <= 2
+            self._evaluated_at = step
+        return not self._evaluates_always
 
     def _is_rollout(self, args: Any) -> bool:
         """Whether a pass gets far fewer rows than a training pass: observations, not validation batches."""

@@ -98,4 +98,4 @@ class LeadingOptimizer:
         self._alive = self._refs[key]
         self._refs = {key: self._alive}
         self._newcomer = None
-        self._others = self._most_others = self._rounds = 0
+        self._others = self._most_others = self._rounds = self.other_steps = 0

@@ -101,8 +101,6 @@ class Session:
         """Something is unusual: the next forward, backward, fetch and end of step take the long way."""
         self.switch.attention = 1
 
-    # ---- input ----------------------------------------------------------------------------------
-
     def loader_starts(self) -> None:
         """`iter(loader)` begins: before training this may be where the first step starts."""
         if self.inputs.used:
@@ -116,10 +114,10 @@ class Session:
         """A batch is asked for; returns its role. A step that failed, or that a newcomer ended, is over."""
         inputs = self.inputs
         if inputs.used and not inputs.is_open(iterator):
-            self.inputs.resolve(c.VALIDATION)  # the loader before fed no backward pass
+            inputs.resolve(c.VALIDATION)  # the loader before fed no backward pass
         role = getattr(iterator, "_traceml_role", None)
-        if role is None:
-            role = inputs.role_of(iterator, self.stepping)
+        if role is None and not self.torch.is_grad_enabled():
+            role = iterator._traceml_role = c.VALIDATION
         inputs.feeds_validation = role == c.VALIDATION
         if role == c.VALIDATION:
             self.look_closer()
@@ -130,7 +128,7 @@ class Session:
             self.end_step(self.switch.clock())
         else:
             self._end_without_optimizer()
-        return int(role)
+        return int(role) if role is not None else inputs.open(iterator, self.stepping)
 
     def fetched(self, batch: Any, is_open: bool = False) -> None:
         """A batch of a loader that is, or may be (`is_open`), the training loader."""
@@ -163,7 +161,7 @@ class Session:
         if in_closure:
             return switch.enter_compute(c.FORWARD)
         if not self.torch.is_grad_enabled():
-            return self.inputs.enter_without_gradients(module, args)
+            return self.inputs.enter_without_gradients(module, args, self.has_optimizer)
         if not getattr(module, "training", True):
             if self.inputs.feeds_validation:
                 return switch.enter_validation()
@@ -171,6 +169,7 @@ class Session:
             self.look_closer()
             return switch.enter_inside(PENDING_EVAL)
         self._model_trains()
+        self.inputs.note_trained(module)
         if not self.inputs.has_loader:
             self._end_without_optimizer()
             if not switch.fetches and not switch.forwards:

@@ -14,6 +14,8 @@ from traceml.analyze.views import TimeView
 from traceml.schema import fmt
 
 COMPUTE_SHARE: Final = 0.90
+NO_GRAD_SHARE: Final = 0.50
+"""From here on a teacher or a rollout takes most of the step: that is no balance, whatever the rest is."""
 
 
 def _bound(view: TimeView, values: w.Floats, phase: str, burst: int = 1) -> Measured:
@@ -129,7 +131,7 @@ def compute_bound(view: TimeView) -> Measured | None:
     """The model fills the step: forward, backward, optimizer, and forward passes without gradients."""
     window = view.window
     share = window.median_share(window.of(*w.MODEL))
-    if share < COMPUTE_SHARE:
+    if share < COMPUTE_SHARE and window.median_share(window.of(w.NO_GRAD)) < NO_GRAD_SHARE:
         return None
     largest = max(w.MODEL, key=lambda k: window.median_share(window.of(k)))
     return Measured(

@@ -205,7 +205,7 @@ def test_the_trained_model_in_eval_mode_after_every_step_is_validation(recorder:
 
 
 def test_evaluation_after_hand_written_updates_is_validation(recorder: Recorder, make_training: Make) -> None:
-    """No optimizer is known, so the step has not ended when the evaluation begins; its loader is not input."""
+    """No optimizer is known, so the step is still open when the evaluation begins; its loader is no input."""
     model, _, loader = make_training(20)
     for _ in range(2):
         model.train()

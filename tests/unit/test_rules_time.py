@@ -441,3 +441,11 @@ def test_a_teacher_that_takes_most_of_the_step_is_never_balanced() -> None:
     """Distillation with 57 % in the teacher and 30 % in the student: below 90 % of model work, and named."""
     found = first(window(forward=15.0, no_grad=57.0, backward=15.0, input=6.0, wait=7.0, overhead=0.0))
     assert (found.kind, found.phase) == ("COMPUTE_BOUND", "no_grad")
+
+
+def test_wait_is_judged_although_the_optimizer_was_not_seen() -> None:
+    """Keras and fastai have optimizers of their own: half a step of wait is reported, with that caveat."""
+    unmeasured = ("h2d", "sync", "optimizer")
+    found = first(window(forward=30.0, backward=20.0, wait=50.0, overhead=0.0, unmeasured=unmeasured))
+    assert found.kind == "WAIT_HEAVY"
+    assert "neither input nor model work that was seen (the optimizer was not)" in found.summary

@@ -176,7 +176,7 @@ class Inputs:
         return switch.enter_validation() if self._is_validation(module) else switch.enter(c.NO_GRAD)
 
     def _is_validation(self, module: Any) -> bool:
-        """A model in eval mode between steps: the trained one, or another one that does not always run there."""
+        """A model in eval mode between steps: the trained one, or one that does not run between all steps."""
         if self._trained is not None and self._trained() is module:
             return True
         step = self._switch.step

@@ -74,7 +74,8 @@ def wait_heavy(view: TimeView) -> Measured:
     advice = _WAIT_ADVICE.get(name, "look at what that phase does on the training thread")
     if name == UNATTRIBUTED:
         advice = _UNATTRIBUTED_ADVICE[_activity(view)]
-    found.words.update(part=_parts_in_words(view, shares, name, alone), advice=advice)
+    but = "" if window.measured(w.OPTIMIZER) else " that was seen (the optimizer was not)"
+    found.words.update(part=_parts_in_words(view, shares, name, alone), advice=advice, but=but)
     found.evidence.update(largest_part=name, busy_wait_share=view.busy_wait_share)
     return replace(found, level=max(found.level, steady), ranks=() if alone is None else (alone,))
 
@@ -169,10 +170,10 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
     Rule(
         "WAIT_HEAVY",
         wait_heavy,
-        "{cost_ms} of a {step_ms} step ({share}) is neither input nor model work: {part}.",
+        "{cost_ms} of a {step_ms} step ({share}) is neither input nor model work{but}: {part}.",
         "Inspect that time: {advice}.",
         status="WAIT-HEAVY",
-        needs=w.COMPUTE,
+        needs=(w.FORWARD, w.BACKWARD),
     ),
     Rule(
         "COMPUTE_BOUND",
@@ -181,6 +182,7 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
         "Optimize {what}: {how}. Then use an operator-level profiler.",
         thresholds=None,
         status="COMPUTE-BOUND",
+        needs=w.COMPUTE,
         only_if_nothing_else=True,
     ),
 )

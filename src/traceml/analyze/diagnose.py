@@ -61,10 +61,10 @@ class _Verdicts:
         if any(finding.severity != INFO for finding in self._found):
             return ordered(self._found)
         remarks, self._found = self._found, []
-        if self.missing:
-            return [self._incomplete(), *ordered(remarks)]
         for rule, view in self._last_resorts:
             self._apply(rule, view)
+        if self.missing:
+            return [self._incomplete(), *ordered(remarks)]
         return [*(ordered(self._found) or [default]), *ordered(remarks)]
 
     def _incomplete(self) -> Finding:

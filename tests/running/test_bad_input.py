@@ -18,6 +18,7 @@ from tests.running.bad_input_server import MOST_S, limit
 from tests.running.bad_inputs import CASES, Case, sound
 from tests.running.processes import environment
 
+pytestmark = pytest.mark.long
 SERVER = Path(__file__).with_name("bad_input_server.py")
 
 

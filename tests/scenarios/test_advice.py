@@ -16,7 +16,7 @@ import pytest
 from tests.scenarios.preloaded import PreloadedTraceml
 from tests.scenarios.scenario import SCRIPTS, TracemlCommand, traceml
 
-pytestmark = pytest.mark.scenario
+pytestmark = [pytest.mark.scenario, pytest.mark.long]
 TOLERANCE = 0.2
 
 

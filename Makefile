@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help demo check static test test-long accuracy bench clean dist test-dist test-pythons
+.PHONY: help demo check static browser prometheus test test-long accuracy bench clean dist test-dist test-pythons
 # Most tests wait for a training that sleeps: more workers than cores. A file stays on one worker.
 PYTEST := $(BIN)/pytest -n 4 --dist loadfile
 UNIT := tests/capture tests/compare tests/docs tests/scale tests/unit
@@ -16,6 +16,7 @@ help:
 	@echo "make test-long random kills, network namespaces, thousands of ranks, sanitizers"
 	@echo "make accuracy  run the fault-injected trainings and write docs/accuracy.md"
 	@echo "make bench     measure overhead and scale and write docs/performance.md"
+	@echo "make docs      build the documentation site in site/"
 	@echo "make dist          build the sdist and the wheels in dist/"
 	@echo "make test-dist     make dist, then install and run the demo where there is no compiler"
 	@echo "make test-pythons  make dist, then test its wheels on every Python from 3.10 to 3.14 of this machine"
@@ -27,7 +28,9 @@ $(BIN)/python:
 	  { echo "Python's venv module is missing; on Debian or Ubuntu: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml setup.py constraints.txt src/traceml/capture/_switch.c | $(BIN)/python
+PAGE := $(filter-out web/node_modules,$(wildcard web/* web/src/*))
+
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt src/traceml/capture/_switch.c $(PAGE) | $(BIN)/python
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch setuptools
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e .
 	@touch $@
@@ -48,7 +51,19 @@ static: $(VENV)/.installed-dev
 check: static
 	$(PYTEST) -m "not long and not scenario" $(UNIT)
 
-test: static
+# For tests of the page. Where it cannot be installed they are skipped, with the reason.
+browser:
+	@command -v chromedriver >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  apt-get install -y -qq chromium chromium-driver >/dev/null 2>&1; } || \
+	  echo "no browser here: the tests of the page are skipped (apt-get install chromium chromium-driver)"
+
+# For the test that a real Prometheus reads our metrics; as above.
+prometheus:
+	@command -v prometheus >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  apt-get install -y -qq --no-install-recommends prometheus >/dev/null 2>&1; } || \
+	  echo "no Prometheus here: its test is skipped (apt-get install prometheus)"
+
+test: static browser prometheus
 	$(PYTEST) -m "not long"
 
 test-long: $(VENV)/.installed-dev
@@ -60,6 +75,10 @@ accuracy: $(VENV)/.installed-dev
 bench: $(VENV)/.installed
 	$(BIN)/python bench/overhead.py --write docs/performance.md
 	$(BIN)/python bench/scale.py --write docs/performance.md
+
+.PHONY: docs
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Packaging. The wheels are built in an environment of their own, and tried in new ones under .venv-pythons.
 DIST := .venv-dist
@@ -82,4 +101,5 @@ test-pythons: dist
 	$(DIST)/bin/python tools/try_wheels.py --tests $(PYTHONS) --train $(TRAIN_PYTHONS)
 
 clean:
-	rm -rf $(VENV) $(DIST) .venv-pythons build dist src/*.egg-info src/traceml/capture/*.so
+	rm -rf $(VENV) $(DIST) .venv-pythons build dist site src/*.egg-info src/traceml/capture/*.so \
+	  web/node_modules src/traceml/present/page.html

@@ -17,6 +17,7 @@ import tempfile
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
+from zipfile import ZipFile
 
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
@@ -26,6 +27,7 @@ from packaging.utils import parse_wheel_filename
 ROOT: Final = Path(__file__).parents[1]
 SOURCE: Final = "src/traceml/capture/_switch.c"
 PLACE: Final = "traceml/capture/_switch.abi3.so"
+PAGE: Final = "traceml/present/page.html"
 BUILD: Final = (sys.executable, "-m", "build", "--no-isolation")
 PYTHON_TAG: Final = "cp310-abi3"
 GLIBC: Final = (2, 17)
@@ -77,6 +79,8 @@ def build_pure(sources: Path, into: Path) -> Path:
     """The wheel without the C switch, for every other platform and for free-threaded Pythons."""
     run([*BUILD, "--wheel", "--outdir", str(into), str(sources)], TRACEML_PURE_PYTHON="1")
     (wheel,) = into.glob("*-py3-none-any.whl")
+    if PAGE not in ZipFile(wheel).namelist():
+        sys.exit(f"{wheel.name} has no {PAGE}: it could not be built; see web/build.py")
     return wheel
 
 

@@ -1,9 +1,8 @@
-"""One rank is slow in its own backward pass, and the other ranks wait for it inside theirs.
-
-    traceml run examples/distributed/compute_straggler_demo.py --nproc-per-node 2
-
-Expected: COMPUTE STRAGGLER, rank 1, in backward, with about as many milliseconds as it sleeps.
-"""
+# What is wrong: rank 1 is slow in its own backward pass, and the other ranks wait for it inside theirs.
+# Run it:        traceml run examples/distributed/compute_straggler_demo.py --nproc-per-node 2
+# TraceML says:  COMPUTE STRAGGLER, r1, backward
+# The fix:       give all ranks the same work and the same hardware (`--args --sleep-ms 0`)
+"""One rank is slow in its own backward pass, and the other ranks wait for it inside theirs."""
 
 import argparse
 import time

@@ -1,9 +1,8 @@
-"""One rank loads its data slowly, and all other ranks wait for it. Runs on CPU with gloo.
-
-    traceml run examples/distributed/input_straggler_demo.py --nproc-per-node 2
-
-Expected: INPUT STRAGGLER, rank 0, with about as many milliseconds as it sleeps.
-"""
+# What is wrong: rank 0 loads its data slowly, and all other ranks wait for it.
+# Run it:        traceml run examples/distributed/input_straggler_demo.py --nproc-per-node 2
+# TraceML says:  INPUT STRAGGLER, r0, input
+# The fix:       look at the shard, the storage and the loader workers of that rank (`--args --sleep-ms 0`)
+"""One rank loads its data slowly, and all other ranks wait for it. Runs on CPU with gloo."""
 
 import argparse
 import time

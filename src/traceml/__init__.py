@@ -10,14 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "final_summary", "init", "phase", "report", "summary", "trace_step"]
+__all__ = ["__version__", "final_summary", "init", "load", "phase", "report", "run", "summary", "trace_step"]
 
 if TYPE_CHECKING:
     from traceml.capture.api import final_summary, init, phase, report, summary, trace_step
+    from traceml.export.load import load
+    from traceml.notebook import run
+_ELSEWHERE = {
+    "load": "traceml.export.load",
+    "run": "traceml.notebook",
+    "load_ipython_extension": "traceml.notebook",
+    "unload_ipython_extension": "traceml.notebook",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        found = globals()[name] = getattr(import_module("traceml.capture.api"), name)
+    if name in __all__ or name in _ELSEWHERE:
+        found = globals()[name] = getattr(import_module(_ELSEWHERE.get(name, "traceml.capture.api")), name)
         return found
     raise AttributeError(f"module 'traceml' has no attribute {name!r}")

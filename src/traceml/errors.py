@@ -56,12 +56,13 @@ def say_once(message: str) -> None:
 
 
 def failsafe(
-    what: str, fallback: Any, on_failure: Callable[[], None] | None = None
+    what: str, fallback: Any, on_failure: Callable[[], None] | None = None, any_library: bool = False
 ) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """The only broad handler: an error of ours is reported once and training goes on.
 
     An exception of the user's passes, wherever it strikes: one that a signal handler raised while our code
-    ran, or one of a class that neither Python nor a library of ours defines.
+    ran, or one of a class that neither Python nor a library of ours defines. `any_library` is for calls of
+    ours into another library, such as a tracker: its exceptions are then ours as well.
     """
 
     def decorate(function: Callable[..., R]) -> Callable[..., R]:
@@ -70,7 +71,7 @@ def failsafe(
             try:
                 return function(*args, **kwargs)
             except Exception as problem:
-                if not _is_ours(problem):
+                if not _is_ours(problem, any_library):
                     raise
                 kind = "" if isinstance(problem, TraceMLError) else f"{type(problem).__name__}: "
                 _report(f"{what} failed ({kind}{problem}); training goes on")
@@ -96,9 +97,9 @@ def listen(listener: Callable[[str], None]) -> None:
     _listeners[:] = [listener]
 
 
-def _is_ours(problem: Exception) -> bool:
+def _is_ours(problem: Exception, any_library: bool) -> bool:
     root = type(problem).__module__.partition(".")[0]
-    if root not in _OUR_LIBRARIES and root not in sys.stdlib_module_names:
+    if not (any_library or root in _OUR_LIBRARIES or root in sys.stdlib_module_names):
         return False
     handlers, trace = _signal_handlers(), problem.__traceback__
     while trace is not None:

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from traceml.errors import CommandError
 
-MODES: Final = ("summary",)
+MODES: Final = ("summary", "cli", "dashboard")
+TRACKERS: Final = ("wandb", "mlflow", "tensorboard")
 LONGEST_SHOWN: Final = 60
 """Of a bad value, in a message."""
 
@@ -59,6 +60,30 @@ def _mode(text: str) -> str:
     return text
 
 
+def _trackers(text: str) -> str:
+    names = text.split(",")
+    if not set(names) <= set(TRACKERS):
+        raise ValueError(f"use one or more of: {', '.join(TRACKERS)}, separated by commas")
+    return text
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """`9108` or `host:9108`; without a host, this machine only."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]") or "127.0.0.1", _port(port)
+
+
+def _address(text: str) -> str:
+    address_of(text)
+    return text
+
+
+def _url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise ValueError("use an address such as http://localhost:4318")
+    return text
+
+
 def _run_name(text: str) -> str:
     """A folder name and nothing more, because it is joined to the logs folder."""
     if not text or text in (".", "..") or text.startswith("-"):
@@ -87,7 +112,15 @@ class Settings:
 
     run_name: str | None = _setting(_run_name, None, "NAME", "name of the run (default: script and time)")
     logs_dir: str = _setting(_path, "logs", "DIR", "folder that the run folders are in")
-    mode: str = _setting(_mode, "summary", "MODE", "what to show; summary: the diagnosis at the end")
+    mode: str = _setting(
+        _mode,
+        "summary",
+        "MODE",
+        "what to show: summary, at the end; cli, live in the terminal; dashboard, live in the browser",
+    )
+    ui_host: str | None = _setting(_word, None, "HOST", "address of the dashboard (default: 127.0.0.1)")
+    ui_port: int | None = _setting(_port, None, "PORT", "port of the dashboard; if it is busy, another")
+    no_browser: bool = _setting(_boolean, False, "", "with --mode=dashboard: do not open a browser")
     interval: float = _setting(_seconds, 1.0, "SECONDS", "time between samples of CPU, memory and GPU")
     stall_after: float = _setting(_seconds, 30.0, "SECONDS", "report a stall after this long without a step")
     nproc_per_node: str | None = _setting(_ranks, None, "N", "start N ranks on this machine with torchrun")
@@ -96,6 +129,21 @@ class Settings:
     master_addr: str | None = _setting(_word, None, "HOST", "address of machine 0")
     master_port: int | None = _setting(_port, None, "PORT", "port of torchrun on machine 0 (default: 29500)")
     relay_port: int | None = _setting(_port, None, "PORT", "port of TraceML on machine 0 (default: any)")
+    deep: bool = _setting(_boolean, False, "", "also measure layers: their time and memory, in sampled steps")
+    html_report: bool = _setting(_boolean, False, "", "also write the summary as a page, final_summary.html")
+    report_to: str | None = _setting(
+        _trackers, None, "NAMES", "log the result to the script's run of wandb, mlflow or tensorboard (a,b)"
+    )
+    report_every: float | None = _setting(
+        _seconds, None, "SECONDS", "with --report-to: also log step times this often while it trains"
+    )
+    prometheus: str | None = _setting(
+        _address,
+        None,
+        "PORT",
+        "serve metrics for Prometheus on this port, on this machine only; or HOST:PORT",
+    )
+    otlp: str | None = _setting(_url, None, "URL", "send metrics to an OpenTelemetry collector (OTLP/HTTP)")
     overwrite: bool = _setting(_boolean, False, "", "replace an earlier run of the same name")
     quiet: bool = _setting(_boolean, False, "", "write the summary files but print nothing")
 
@@ -126,6 +174,9 @@ class Setting:
 SETTINGS: Final = tuple(Setting(f.name, f.default, **f.metadata) for f in fields(Settings))
 DISABLED_VARIABLE: Final = "TRACEML_DISABLED"
 KEY_VARIABLE: Final = "TRACEML_KEY"
+REPORT_TO_VARIABLE: Final = "TRACEML_REPORT_TO"
+REPORT_EVERY_VARIABLE: Final = "TRACEML_REPORT_EVERY"
+DEEP_VARIABLE: Final = "TRACEML_DEEP"
 LAUNCH_KEYS: Final = frozenset({"nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port"})
 """What decides which command is started; the rest only concerns TraceML."""
 

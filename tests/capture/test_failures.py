@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 from tests.capture.test_device import SimulatedDevice
 from traceml import errors
 from traceml.capture import device, events, garbage, gradients, inputs, install, leading_optimizer, rank
+from traceml.capture import other_thread as other_threads
 from traceml.capture import session as sessions
 from traceml.recording import writer
 from traceml.recording.tail import Tail
@@ -20,16 +22,20 @@ from traceml.recording.tail import Tail
 CALLED: tuple[tuple[Any, str], ...] = (
     *((sessions.Session, name) for name in ("enter_forward", "backward_begins", "backward_ended")),
     *((sessions.Session, name) for name in ("optimizer_stepped", "end_step", "drop_step", "phase_failed")),
-    *((sessions.Session, name) for name in ("loader_starts", "fetch_begins", "fetched", "fetch_stopped")),
+    *((sessions.Session, name) for name in ("loader_starts", "fetch_begins", "fetch_stopped")),
     *((sessions.Session, name) for name in ("become_rank", "use_device", "_read_memory")),
-    *((inputs.Inputs, name) for name in ("open", "loader_started", "resolve", "infer", "is_open")),
-    *((leading_optimizer.LeadingOptimizer, name) for name in ("stepped", "new_batch")),
+    *((inputs.Inputs, name) for name in ("open", "fetched", "loader_started", "resolve", "infer", "is_open")),
+    (inputs.Inputs, "role_of"),
+    *((leading_optimizer.LeadingOptimizer, name) for name in ("stepped", "new_batch", "made")),
     *((gradients.GradientWatch, name) for name in ("step_ended",)),
     *((garbage.GarbageWatch, name) for name in ("__call__",)),
     *((events.EventLog, name) for name in ("add", "open")),
     *((writer.RecordingWriter, name) for name in ("__init__", "grow", "append_packed")),
     *((device.DeviceClock, name) for name in ("_mark", "_poll", "_resolve", "rename", "drop_step")),
     *((SimulatedDevice, name) for name in ("new_event", "memory", "is_capturing")),
+    *((other_threads.OtherThread, name) for name in ("takes_over", "show_in", "_count_steps")),
+    (sessions.Session, "adopt_thread"),
+    (other_threads, "_is_of_python"),
     (inputs, "size_of"),
     (sessions, "trained_parameters"),
     (rank, "_own_cost_ns"),
@@ -45,7 +51,7 @@ def _no_line_was_printed_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 
 def train(session: Any = None) -> list[float]:
-    """Two epochs with a skipped batch, an evaluation, a checkpoint and a second optimizer; all losses."""
+    """Two epochs with a skipped batch, an evaluation, a second optimizer, another thread; all losses."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for _ in range(2)]
@@ -65,7 +71,19 @@ def train(session: Any = None) -> list[float]:
                 session.use_device(SimulatedDevice(), str(Path(session.run_dir) / f"{epoch}.device"), {})
         with torch.no_grad():
             losses.append(model(torch.ones(4, 8)).sum().item())
+        thread = threading.Thread(target=elsewhere, args=(model, optimizers[epoch], losses))
+        thread.start()
+        while thread.is_alive():
+            pass  # busy, so that training has not moved to that thread
     return losses
+
+
+def elsewhere(model: nn.Module, optimizer: torch.optim.Optimizer, losses: list[float]) -> None:
+    for _ in range(3):
+        loss = model(torch.ones(4, 8)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
 
 
 @pytest.mark.parametrize("first", [1, 2, 9])
@@ -117,3 +135,15 @@ def test_a_failure_before_the_first_step_is_left_beside_the_recording(
     (failed,) = Tail(tmp_path).read().early_events
     assert failed.kind == "capture_failed"
     assert "start of recording failed (ZeroDivisionError" in str(failed.message)
+
+
+def test_a_failed_installation_is_left_beside_the_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If capture cannot even begin, the summary does not claim that nothing was trained."""
+    (tmp_path / "recording").mkdir()
+    monkeypatch.setattr(sessions.Session, "begin", lambda self: 1 // 0)
+    assert install.activate(run_dir=str(tmp_path)) is None
+    (failed,) = Tail(tmp_path).read().early_events
+    assert failed.kind == "capture_failed"
+    assert "installing TraceML failed (ZeroDivisionError" in str(failed.message)

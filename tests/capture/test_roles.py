@@ -15,6 +15,7 @@ import traceml
 from tests.capture.conftest import Recorder
 from traceml.schema import catalog as c
 
+pytestmark = pytest.mark.timed
 Make = Callable[..., Any]
 LOSS = nn.functional.mse_loss
 NAP_MS = 20.0

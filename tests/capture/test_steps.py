@@ -14,6 +14,7 @@ from torch import nn
 
 import traceml
 from tests.capture.conftest import Recorder
+from traceml.capture import rank
 from traceml.capture.c_module import c_module
 from traceml.recording.tail import Tail
 from traceml.schema import catalog as c
@@ -52,6 +53,48 @@ def test_the_recording_says_whether_the_c_switch_made_it(recorder: Recorder, mak
     overhead = Tail(recorder.folder).read().ranks[0].header["overhead"]
     assert overhead["in_c"] is (c_module is not None)
     assert overhead["switch_ns"] > 0
+
+
+@pytest.mark.skipif(c_module is None, reason="only the C switch measures itself")
+@pytest.mark.timed
+def test_recording_measures_its_own_cost_in_real_steps(recorder: Recorder, make_training: Make) -> None:
+    """Every 16th step, from the ninth on, adds up what recording took: more than nothing, less than the step.
+
+    Submodules are counted too: their calls are wrapped, and only pass.
+    """
+    model, optimizer, loader = make_training(48)
+    for x, y in loader:
+        step(nn.Sequential(model), optimizer, x, y)
+    tail = Tail(recorder.folder)
+    (rank,) = tail.read().ranks
+    (live,) = (r.live for r in tail.local_ranks())
+    assert live.own_steps == 3
+    assert live.own_passes >= 3, "at least one submodule per step"
+    assert rank.own_ns is not None
+    assert 1_000 < rank.own_ns < np.median(rank.rows["end_ns"] - rank.rows["begin_ns"])
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_memory_that_is_costly_to_read_is_read_less_often(
+    recorder: Recorder, make_training: Make, monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    """A reading that takes 20 ms of CPU is not repeated soon; one that only waited, as for a core, is."""
+    reads = []
+
+    def slowly() -> int:
+        until = time.thread_time() + 0.02
+        while busy and time.thread_time() < until:
+            pass
+        time.sleep(0 if busy else 0.02)
+        reads.append(1)
+        return 1
+
+    monkeypatch.setattr(rank, "resident_bytes", slowly)
+    model, optimizer, loader = make_training(12)
+    for x, y in loader:
+        time.sleep(0.06)
+        step(model, optimizer, x, y)
+    assert len(reads) == 1 if busy else len(reads) > 2
 
 
 def test_trained_weights_are_bit_for_bit_the_same(recorder: Recorder, make_training: Make) -> None:

@@ -85,6 +85,15 @@ def test_slower_rank_is_named_and_waiting_ranks_are_not() -> None:
     assert "Forward on r2 +30.0 ms explains 100 % of the change" in found.why
 
 
+@pytest.mark.parametrize("slower", [True, False])
+def test_of_two_ranks_the_one_that_changed_is_named(slower: bool) -> None:
+    """Whether r1 gets slower or is mended: it is named, and r0, which waits for it, is not."""
+    even, late = ranked([40, 40], [0, 0]), ranked([40, 70], [30, 0], seed=1)
+    found = compared(even, late) if slower else compared(late, even)
+    assert [m.ranks for m in found.moved] == [[1]]
+    assert {c.rank for c in found.explained_by} == {1}
+
+
 def test_all_ranks_of_a_node_are_named_as_the_node() -> None:
     """If all ranks of a node get slower alike, the node is named."""
     before = ranked([40] * 6, [0] * 6, nodes=[0, 0, 1, 1, 2, 2])

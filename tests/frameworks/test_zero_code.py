@@ -14,7 +14,7 @@ from tests.scenarios.scenario import TracemlCommand, really, traceml
 
 SCRIPTS = Path(__file__).parent / "scripts"
 FRAMEWORKS = pytest.mark.parametrize("script", ["hf_trainer.py", "lightning_fit.py"])
-pytestmark = pytest.mark.framework
+pytestmark = [pytest.mark.framework, pytest.mark.timed]
 
 
 @pytest.fixture(scope="module")

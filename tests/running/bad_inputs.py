@@ -262,6 +262,8 @@ CLOSED = (
     Case("runs: another user's run is shown with a word", ("runs",), named("a"), 0, "cannot be read",
          closed="logs/a"),
     Case("runs: another user's logs", ("runs",), closed="logs"),
+    Case("runs: before the first run", ("runs",), lambda f: (f / "logs").rename(f / "moved"), 0, "No runs in logs"),
+    Case("runs: a folder that is not there", ("runs", "none")),
     Case("runs: another user's summary", ("runs",), code=0, says="rec", closed=SUMMARY),
     Case("runs: another user's manifest", ("runs",), code=0, says="good", closed=REC_MANIFEST),
     Case("runs: another user's recording", ("runs",), code=0, says="good", closed=REC),

@@ -92,9 +92,9 @@ def state(pid: int) -> str:
         return "X"
 
 
-def eventually(holds: Callable[[], bool], what: str) -> None:
+def eventually(holds: Callable[[], bool], what: str, seconds: float = 60) -> None:
     """Wait until it holds; fail with `what` after a long time."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, what
         time.sleep(0.005)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from tests.running.scripts import write
 from tests.scenarios.preloaded import ENVIRONMENT
 from tests.scenarios.scenario import traceml
+from traceml.capture.c_module import c_module
 
 
 @pytest.mark.parametrize(
@@ -230,3 +232,40 @@ def test_failing_summary_never_turns_success_into_failure(tmp_path: Path) -> Non
     assert done.returncode == 0
     assert "traceml: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(c_module is None, reason="the C module guards the recording")
+@pytest.mark.parametrize("size", [0, 20_000])
+def test_truncating_a_live_recording_never_hurts_training(tmp_path: Path, size: int) -> None:
+    """Another program cuts the recording off: training goes on, one line says what happened, and the summary
+    does not claim that nothing was trained."""
+    body = f"""
+        import glob, os
+        def each(step):
+            if step == 100:
+                (path,) = glob.glob("logs/r/recording/rank-*.steps")
+                os.truncate(path, {size})
+        train(200, each)
+        print("trained")
+    """
+    done = traceml("run", str(write(tmp_path, body)), "--run-name", "r", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    assert done.stderr.count("was truncated by another program); training goes on") == 1
+    assert "no backward pass" not in done.stderr
+
+
+@pytest.mark.skipif(c_module is None, reason="the C module guards the recording")
+def test_another_bus_error_is_the_script_s_own(tmp_path: Path) -> None:
+    """SIGBUS that has nothing to do with the recording kills as it would without TraceML."""
+    body = """
+        import mmap, tempfile
+        train(20)
+        with tempfile.TemporaryFile() as file:
+            file.truncate(4096)
+            mapped = mmap.mmap(file.fileno(), 4096)
+            file.truncate(0)
+            mapped[0] = 1
+    """
+    done = traceml("run", str(write(tmp_path, body)), "--run-name", "r", cwd=tmp_path)
+    assert done.returncode == -signal.SIGBUS
+    assert "killed by SIGBUS" in done.stderr

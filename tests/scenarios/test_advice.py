@@ -16,7 +16,7 @@ import pytest
 from tests.scenarios.preloaded import PreloadedTraceml
 from tests.scenarios.scenario import SCRIPTS, TracemlCommand, traceml
 
-pytestmark = [pytest.mark.scenario, pytest.mark.long]
+pytestmark = [pytest.mark.scenario, pytest.mark.timed, pytest.mark.long]
 TOLERANCE = 0.2
 
 
@@ -34,6 +34,7 @@ class Advised:
     follow: tuple[str, ...] = ()
     keeps_fault: bool = False
     script: str = "loop.py"
+    ranks: int = 1
     cold: bool = False
 
 
@@ -100,6 +101,38 @@ ADVICE = (
         ("--slow-from", "40", "--slow-ms", "60"),
         "what changed at step",
     ),
+    Advised(
+        "input straggler",
+        ("--base", "40"),
+        ("--input", "40"),
+        "the input path of r1",
+        script="ddp.py",
+        ranks=2,
+    ),
+    Advised(
+        "compute straggler",
+        ("--base", "40"),
+        ("--backward", "40"),
+        "rank-local work and clocks of r1",
+        script="ddp.py",
+        ranks=2,
+    ),
+    Advised(
+        "two late ranks",
+        ("--base", "40"),
+        ("--late", "0:input:40", "--late", "1:forward:40"),
+        "Mend all of them",
+        script="ddp.py",
+        ranks=2,
+    ),
+    Advised(
+        "stall",
+        ("--base", "30", "--steps", "80"),
+        ("--stall-at", "40", "--stall-ms", "4000"),
+        "Find out what stopped r1",
+        script="ddp.py",
+        ranks=2,
+    ),
 )
 
 
@@ -107,7 +140,8 @@ def run(advised: Advised, folder: Path, words: tuple[str, ...], command: Traceml
     """The summary of the script with these words."""
     folder.mkdir()
     script = str(SCRIPTS / advised.script)
-    done = command("run", script, "--run-name", "run", "--args", *words, cwd=folder)
+    ranks = ("--nproc-per-node", str(advised.ranks)) if advised.ranks > 1 else ()
+    done = command("run", script, "--run-name", "run", *ranks, "--args", *words, cwd=folder)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads((folder / "logs" / "run" / "final_summary.json").read_text())
     return found

@@ -11,7 +11,7 @@ import pytest
 from tests.scenarios.preloaded import PreloadedTraceml
 from tests.scenarios.scenario import SCRIPTS, really
 
-pytestmark = pytest.mark.scenario
+pytestmark = [pytest.mark.scenario, pytest.mark.timed]
 EXCHANGES = str(SCRIPTS / "exchanges.py")
 
 

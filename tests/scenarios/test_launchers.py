@@ -100,7 +100,11 @@ import sys
 import torch, torch.distributed as dist
 from naps import nap
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel
+try:
+    from torch.distributed.fsdp import fully_shard
+except ImportError:  # torch 2.5
+    from torch.distributed._composable.fsdp import fully_shard
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 class Block(nn.Module):

@@ -123,7 +123,9 @@ def test_no_step_is_lost_when_all_ranks_are_killed_at_once(
     first = summary["run"]["ranks"]["ended_first"]
     assert first["step"] == 25
     assert first["phase"].startswith("wait")
-    assert "killed or crashed" in summary["run"]["reason"]
+    # On a busy machine the kernel may end one well before the other: then that one is named, with its signal.
+    reasons = ("killed or crashed at the same time", "ended first: it was killed by SIGKILL")
+    assert any(reason in summary["run"]["reason"] for reason in reasons)
     assert "after step 25, in wait" in summary["run"]["reason"]
     assert "lack of memory" not in summary["run"]["reason"]
 

@@ -13,7 +13,7 @@ import pytest
 from tests.scenarios.preloaded import PreloadedTraceml
 from tests.scenarios.scenario import SCRIPTS, TracemlCommand, really, traceml
 
-pytestmark = pytest.mark.scenario
+pytestmark = [pytest.mark.scenario, pytest.mark.timed]
 DDP = str(SCRIPTS / "ddp.py")
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.scenarios.preloaded import PreloadedTraceml
 from tests.scenarios.scenario import SCRIPTS
 
-pytestmark = pytest.mark.scenario
+pytestmark = [pytest.mark.scenario, pytest.mark.timed]
 
 
 def test_evaluation_before_and_after_training_is_accounted_for(

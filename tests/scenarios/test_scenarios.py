@@ -11,7 +11,7 @@ import pytest
 from tests.scenarios.preloaded import PreloadedTraceml
 from tests.scenarios.scenario import SCENARIOS, SCRIPTS, Scenario, really, run
 
-pytestmark = pytest.mark.scenario
+pytestmark = [pytest.mark.scenario, pytest.mark.timed]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)

@@ -1,101 +1,16 @@
-"""A training under `traceml run` is the training without it: exit code, output, files, weights, random state.
-
-Adding a case is adding a function to scripts/trainings.py and a row here.
-"""
+"""A training under `traceml run` is the training without it: every second one of them, see cases.py."""
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.scenarios.scenario import SRC
-
-TRAININGS = Path(__file__).parent / "scripts" / "trainings.py"
-LAST = 2
-"""Every training ends with this many steps more, whose result is printed."""
-
-STEPS = {
-    "plain_loop": 20,
-    "lazy_module_moves": 6,
-    "cloudpickle_of_a_script_class": 6,
-    "functions_pickle": 6,
-    "compiled_all_reduce": 6,
-    "compiled_model": 6,
-    "scripted_grad": 6,
-    "deep_nesting": 6,
-    "flop_counter": 6,
-    "symbolic_trace": 6,
-    "module_call_patched_by_the_user": 6,
-    "odd_batches": 6,
-    "odd_iterators": 6,
-    "optimizer_with_an_argument_of_its_own": 5,
-    "closures": 10,
-    "compiled_optimizer": 20,
-    "hand_written_update": 20,
-    "datasets_are_freed": 6,
-    "torch_s_loader_has_get_data": 6,
-    "folds": 96,
-    "optimizers_replaced_while_the_old_one_lives": 100,
-    "descriptors_closed_by_the_script": 1104,
-    "mixed_precision_and_clipping": 10,
-}
-"""Each training and the steps that it completes."""
-WITHOUT_COUNT = {
-    "two_training_threads": 20,
-    "replaced_by_exec": 16,
-    "exit_code_of_the_script": 6,
-    "error_of_the_script": 6,
-}
-"""The same where the number is at least this: steps are interrupted, overlap, or are another attempt's."""
-
-
-def start(folder: Path, name: str, *words: str) -> subprocess.CompletedProcess[str]:
-    folder.mkdir()
-    command = [sys.executable, *words, str(TRAININGS), name]
-    environment = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-
-
-def without_numbers(text: str) -> str:
-    """Warnings of torch carry the time and the process id."""
-    return re.sub(r"\d+", "0", text)
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
-
-
-needs_trackfd = pytest.mark.skipif(
-    sys.version_info < (3, 13), reason="before 3.13 a mapping of Python's keeps a descriptor"
-)
-CASES = [
-    pytest.param(name, marks=needs_trackfd if name == "descriptors_closed_by_the_script" else ())
-    for name in (*STEPS, *WITHOUT_COUNT)
-]
+from tests.transparency.cases import CASES, check
 
 
 @pytest.mark.scenario
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CASES[::2])
 def test_traced_training_is_the_plain_training(tmp_path: Path, name: str) -> None:
     """Same exit code, standard output, traceback and files; and every step is on record."""
-    plain = start(tmp_path / "plain", name)
-    traced = start(tmp_path / "traced", name, "-m", "traceml", "run", "--quiet", "--run-name", "run")
-    assert traced.returncode == plain.returncode, traced.stderr
-    assert traced.stdout == plain.stdout
-    assert [line for line in traced.stderr.splitlines() if line.startswith("traceml:")] == []
-    assert without_numbers(traced.stderr) == without_numbers(plain.stderr)
-    assert files_of(tmp_path / "traced") == files_of(tmp_path / "plain")
-    summary = tmp_path / "traced" / "logs" / "run" / "final_summary.json"
-    total = json.loads(summary.read_text())["run"]["steps"]["total"]
-    if name in STEPS:
-        assert total == STEPS[name] + LAST
-    else:
-        assert total >= WITHOUT_COUNT[name]
+    check(tmp_path, name)

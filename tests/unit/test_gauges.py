@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from traceml.monitor.gauges import Cores, Usage
+from traceml.monitor.gauges import Cores, Usage, descendants
 
 
 def times(**seconds: float) -> SimpleNamespace:
@@ -52,3 +56,38 @@ def test_waiting_for_own_threads_and_workers_is_a_core_wait() -> None:
     assert quiet.core_wait_s(crowded) == 6.0
     assert quiet.core_wait_s(crowded._replace(workers_waited_s=0.0)) == 3.0
     assert quiet.core_wait_s(crowded._replace(waited_s=None)) is None
+
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+print(flush=True)
+input()
+child.communicate(b"\\n")
+"""
+
+
+def test_children_of_every_thread_and_their_children_are_found() -> None:
+    """The same processes that psutil finds on the whole machine, also those that a thread started."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        command = [sys.executable, "-c", PARENT]
+        started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        assert started[-1].stdout is not None
+        started[-1].stdout.readline()
+        asked.wait()
+
+    asked = threading.Event()
+    thread = threading.Thread(target=start)
+    thread.start()
+    try:
+        while len(psutil.Process().children(recursive=True)) < 2:
+            assert thread.is_alive()
+        assert sorted(descendants(psutil.Process().pid)) == sorted(
+            child.pid for child in psutil.Process().children(recursive=True)
+        )
+    finally:
+        asked.set()
+        thread.join()
+        started[0].communicate(b"\n")

@@ -59,9 +59,20 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "settings": ("traceml.errors",),
     "files": (),
     "settings_file": ("traceml.errors", "traceml.files", "yaml", "tomli"),
-    "__init__": ("traceml.capture.api",),
+    "__init__": ("traceml.capture.api", "traceml.export.load", "traceml.notebook"),
     "__main__": ("traceml.cli.main",),
+    "notebook": (
+        *NOUNS,
+        "traceml.settings",
+        "traceml.capture",
+        "traceml.recording.layout",
+        "traceml.present.page",
+        "IPython",
+    ),
     "decorators": ("traceml.capture.api",),
+    "hf_decorators": ("traceml.integrations.huggingface",),
+    "utils": ("traceml.integrations.lightning",),
+    "integrations": (*NOUNS, "traceml.settings", "traceml.capture", "traceml.integrations"),
     "inject": ("traceml.capture.install", "sitecustomize"),
     "capture": (
         *NOUNS,
@@ -73,10 +84,19 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "torch",
     ),
     "recording": (*NOUNS, "traceml.files", "traceml.recording", "numpy", "msgspec"),
-    "runs": (*NOUNS, "traceml.files", "traceml.runs", "traceml.recording", "msgspec", "psutil"),
+    "runs": (*NOUNS, "traceml.files", "traceml.runs", "traceml.recording", "msgspec", "psutil", "mlflow"),
+    "export": (
+        *NOUNS,
+        "traceml.export",
+        "traceml.recording",
+        "traceml.runs",
+        "numpy",
+        "pyarrow",
+        "pandas",
+    ),
     "analyze": (*NOUNS, "traceml.analyze", "numpy"),
     "compare": (*NOUNS, "traceml.compare", "numpy"),
-    "present": (*NOUNS, "traceml.present"),
+    "present": (*NOUNS, "traceml.present", "rich", "textual"),
     # The pipeline's root: rows become a Summary here and go to the views.
     "monitor": (
         *NOUNS,
@@ -95,6 +115,17 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "msgspec",
         "zmq",
     ),
+    # Beside the monitor, not inside it: `traceml run` must never load a web server.
+    "serve": (
+        *NOUNS,
+        "traceml.serve",
+        "traceml.monitor.live",
+        "traceml.runs",
+        "msgspec",
+        "starlette",
+        "uvicorn",
+    ),
+    "sinks": (*NOUNS, "traceml.sinks"),
     "cli": (
         *NOUNS,
         "traceml",
@@ -105,6 +136,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "traceml.runs",
         "traceml.compare",
         "traceml.present",
+        "traceml.serve",
+        "traceml.export",
+        "traceml.sinks",
         "msgspec",
     ),
 }
@@ -146,7 +180,7 @@ def loaded_by(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-HEAVY = {"torch", "numpy", "psutil", "msgspec", "pynvml", "yaml"}
+HEAVY = {"torch", "numpy", "psutil", "msgspec", "pynvml", "yaml", "rich", "textual"}
 
 
 @pytest.mark.parametrize("code", ["import traceml", "import traceml.settings, traceml.schema.catalog"])
@@ -165,6 +199,12 @@ def test_the_monitors_side_never_loads_torch() -> None:
     """`traceml view` and the monitor work where torch is not installed."""
     code = "import traceml.cli.main, traceml.cli.run, traceml.cli.view, traceml.monitor.result"
     assert "torch" not in loaded_by(code)
+
+
+def test_only_the_server_loads_a_web_server() -> None:
+    """Every other command, and with it each `traceml run`, starts without Starlette and uvicorn."""
+    code = "import traceml.cli.main, traceml.cli.run, traceml.cli.view, traceml.cli.compare, traceml.cli.ui"
+    assert loaded_by(f"{code}, traceml.monitor.live") & {"starlette", "uvicorn", "anyio", "asyncio"} == set()
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if package_of(p) == "inject"], ids=name_of)

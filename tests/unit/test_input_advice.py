@@ -50,6 +50,21 @@ def test_cheap_batches_get_no_workers(workers: int) -> None:
     assert found.potential_is_bound is True
 
 
+def test_workers_that_nearly_keep_up_are_kept() -> None:
+    """Three workers hide most of what a batch takes: without them, the whole step would wait for it."""
+    action = verdict(workers=3, input=2.1, forward=14.0).action
+    assert "num_workers" not in action
+    assert "fewer workers" not in action
+    assert "larger batches" in action
+
+
+def test_cores_that_other_work_keeps_busy_cost_no_workers() -> None:
+    """Two workers that wait for storage, while other processes have the cores: one would be slower."""
+    others = CoreUse(cores=2, run_busy=0.3, others_busy=1.6, wait_share=0.2, workers=2)
+    action = verdict(others, workers=2, input=11.5, forward=3.0).action
+    assert "num_workers=1" not in action
+
+
 @pytest.mark.parametrize(("workers", "words"), [(0, "would only compete"), (4, "try num_workers=1, or ")])
 def test_busy_cores_get_no_more_workers(workers: int, words: str) -> None:
     """Four workers keep both cores busy: more of them would not help, fewer may."""

@@ -113,3 +113,23 @@ def test_optimizers_of_unequal_frequency_are_described() -> None:
     assert leader.other_steps > 0
     assert f"others stepped {leader.other_steps} times" in leader.describe()
     assert "Optimizer" in leader.describe()
+
+
+def test_an_optimizer_made_later_takes_over_at_once() -> None:
+    """Folds without a loader: the old optimizer lives on, a new one is made and steps; no step is lost."""
+    leader, old, new = LeadingOptimizer(), Optimizer(), Optimizer()
+    steps(leader, *[old] * 6)
+    leader.made(new)
+    assert steps(leader, *[new] * 6) == [ENDS_STEP] * 6
+
+
+def test_an_optimizer_that_joins_later_does_not_split_steps() -> None:
+    """Unfreezing: a second optimizer is made while the first goes on; a step is one round of both."""
+    for joins_first in (False, True):
+        leader, first, second = LeadingOptimizer(), Optimizer(), Optimizer()
+        steps(leader, *[first] * 6)
+        leader.made(second)
+        pair = [second, first] if joins_first else [first, second]
+        assert sorted(steps(leader, *pair)) == [NOTHING, ENDS_STEP]
+        for _ in range(6):
+            assert sorted(steps(leader, *pair)) == [NOTHING, ENDS_STEP]

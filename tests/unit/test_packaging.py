@@ -123,3 +123,31 @@ def test_a_free_threaded_python_gets_a_pure_package(tree: Path) -> None:
 def test_a_pure_package_can_be_asked_for(tree: Path) -> None:
     """TRACEML_PURE_PYTHON=1 builds the wheel for all other platforms."""
     assert build(tree, "setup.py", TRACEML_PURE_PYTHON="1") == ("py3-none-any", False)
+
+
+PAGE = Path("src", "traceml", "present", "page.html")
+
+
+def names_in_wheel(tree: Path) -> list[str]:
+    (wheel,) = (tree / "made").iterdir()
+    return ZipFile(wheel).namelist()
+
+
+def test_the_page_is_in_the_wheel(tree: Path) -> None:
+    """Who installs a wheel needs no Node.js."""
+    (tree / PAGE).write_text("<html></html>")
+    build(tree, "setup.py", TRACEML_PURE_PYTHON="1")
+    assert "traceml/present/page.html" in names_in_wheel(tree)
+
+
+def test_a_build_without_node_and_registry_succeeds(tree: Path) -> None:
+    """The page is optional: where it cannot be built there is one warning and a wheel without it."""
+    shutil.copytree(ROOT / "web", tree / "web", ignore=shutil.ignore_patterns("node_modules"))
+    (tree / PAGE).unlink(missing_ok=True)
+    environment = {**os.environ, "PATH": str(tree / "none"), "PIP_NO_INDEX": "1", "TRACEML_PURE_PYTHON": "1"}
+    command = [sys.executable, "setup.py", "-q", "bdist_wheel", "--dist-dir", "made"]
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=True)
+    warnings = [line for line in done.stderr.splitlines() if "page.html" in line]
+    assert len(warnings) == 1
+    assert "page.html could not be built and is missing" in warnings[0]
+    assert "traceml/present/page.html" not in names_in_wheel(tree)

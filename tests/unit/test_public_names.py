@@ -18,7 +18,7 @@ from traceml.schema.recorded import RunFacts
 from traceml.schema.summary import SCHEMA
 from traceml.settings import SETTINGS
 
-PUBLIC = {"__version__", "final_summary", "init", "phase", "report", "summary", "trace_step"}
+PUBLIC = {"__version__", "final_summary", "init", "load", "phase", "report", "run", "summary", "trace_step"}
 
 
 def test_public_names() -> None:
@@ -52,8 +52,10 @@ def test_version_is_that_of_the_package() -> None:
 
 def test_commands() -> None:
     """Every command can be imported, and hidden ones stay hidden."""
-    assert [c.name for c in COMMANDS] == ["run", "view", "compare", "runs", "attach"]
-    assert [c.name for c in COMMANDS if c.hidden] == ["attach"]
+    assert [c.name for c in COMMANDS] == [
+        *("run", "deep", "watch", "view", "compare", "runs", "export", "ui", "metrics", "attach")
+    ]
+    assert [c.name for c in COMMANDS if c.hidden] == ["metrics", "attach"]
     for command in COMMANDS:
         assert callable(command.load())
         assert command.help
@@ -62,8 +64,9 @@ def test_commands() -> None:
 def test_flags() -> None:
     """The flags of `traceml run` change only on purpose."""
     flags = (
-        "--run-name --logs-dir --mode --interval --stall-after --nproc-per-node --nnodes --node-rank "
-        "--master-addr --master-port --relay-port --overwrite --quiet"
+        "--run-name --logs-dir --mode --ui-host --ui-port --no-browser --interval --stall-after "
+        "--nproc-per-node --nnodes --node-rank --master-addr --master-port --relay-port --deep --html-report "
+        "--report-to --report-every --prometheus --otlp --overwrite --quiet"
     )
     assert [s.flag for s in SETTINGS] == flags.split()
 

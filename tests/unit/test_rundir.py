@@ -46,6 +46,18 @@ def test_overwrite_replaces_a_run(tmp_path: Path) -> None:
     assert list((old / "recording").iterdir()) == []
 
 
+def test_overwrite_also_removes_what_a_killed_monitor_left_on_a_local_disk(tmp_path: Path) -> None:
+    """A run on a network folder is recorded on a local disk first; only a folder of that kind is removed."""
+    for place, is_removed in (("traceml-0123abcd/first", True), ("precious/first", False)):
+        local = tmp_path / place
+        local.mkdir(parents=True)
+        old = create(str(tmp_path / "logs"), "first", "train.py", overwrite=True)
+        write_manifest(old, {"status": "killed", "recorded_in": str(local)})
+        create(str(tmp_path / "logs"), "first", "train.py", overwrite=True)
+        assert local.exists() is not is_removed
+        write_manifest(old, {"status": "killed"})
+
+
 def test_overwrite_never_removes_what_is_not_ours(tmp_path: Path) -> None:
     """A folder without our manifest stays, whatever the flag."""
     (tmp_path / "data").mkdir()

@@ -295,6 +295,12 @@ def test_overhead_is_reported() -> None:
     assert summary_of(made.rank(made.steps(0))).overhead.us_per_step is None
 
 
+def test_overhead_is_what_was_measured_in_real_steps() -> None:
+    """Where recording measured itself, that is reported, and not the estimate of when it began."""
+    rank = made.rank(made.steps(50, **USUAL), own_ns=3_000.0, overhead={"switch_ns": 1000, "row_ns": 5000})
+    assert summary_of(rank).overhead.us_per_step == pytest.approx(3.0)
+
+
 def c_switch_notes(*ranks: RankRecording) -> list[str]:
     return [note for note in summary_of(*ranks).run.notes if "C phase switch" in note]
 

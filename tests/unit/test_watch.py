@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import sys
 from collections.abc import Iterator
@@ -150,3 +151,21 @@ def test_two_watches_do_not_ask_each_other_for_ever(tmp_path: Path, monkeypatch:
         ImportWatch().when_imported("watched_by_two", lambda _module, number=number: told.append(number))
     importlib.import_module("watched_by_two")
     assert sorted(told) == [1, 2]
+
+
+def test_a_module_that_is_being_imported_is_reported_when_it_is_done(modules: Path) -> None:
+    """A framework may import torch, and with it us, before its own import is done."""
+    make(modules, "watched_inner", "import builtins\nbuiltins.begin_to_watch()\n")
+    make(modules, "watched_later")
+    outer = make(modules, "watched_outer", "import watched_inner\nvalue = 2\nimport watched_later\n")
+    make(modules, "watched_last")
+    seen: list[int] = []
+    watch = ImportWatch()
+    builtins.begin_to_watch = lambda: watch.when_imported(outer, lambda module: seen.append(module.value))  # type: ignore[attr-defined]
+    try:
+        importlib.import_module(outer)
+        assert seen == []  # nothing told us yet
+        importlib.import_module("watched_last")
+    finally:
+        del builtins.begin_to_watch  # type: ignore[attr-defined]
+    assert seen == [2]

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from traceml.schema import catalog as c
+from traceml.schema.modes import WATCH_ONLY
 from traceml.schema.recorded import RankRecording, RecordedEvent, RunFacts, RunRecording
 from traceml.schema.summary import Section
 
@@ -27,9 +28,14 @@ def early_failure(recording: RunRecording) -> RecordedEvent | None:
     recorded = {r.pid for r in recording.ranks}
     errors = [e for e in recording.early_events if e.kind == "error" and e.pid not in recorded]
     errors.sort(key=lambda e: e.wall_ns)
-    own = [e for e in errors if not any(name in _line(e).partition(":")[0] for name in OF_LAUNCHERS)]
+    own = [e for e in errors if not is_of_launcher(e)]
     of_ranks = [e for e in own if e.rank >= 0]
     return next(iter(of_ranks or own[::-1] or errors[::-1]), None)
+
+
+def is_of_launcher(error: RecordedEvent) -> bool:
+    """Whether a process failed only because one that it started did."""
+    return any(name in _line(error).partition(":")[0] for name in OF_LAUNCHERS)
 
 
 def described(error: RecordedEvent) -> str:
@@ -45,12 +51,17 @@ def _line(error: RecordedEvent) -> str:
 
 def explain(section: Section, recording: RunRecording, ranks: Ranks, facts: RunFacts) -> Section:
     """The step-time section; if it has no data, with what was seen and what to do."""
+    if facts.mode == WATCH_ONLY:
+        finding = replace(section.diagnosis, summary=_WATCHED[0], action=_WATCHED[1])
+        return replace(section, diagnosis=finding, issues=[finding])
     if section.diagnosis.kind != "NO_DATA" or facts.status == "running":
         return section
     seen, action = _what_was_seen(recording.seen, ranks)
     failed = next((e for e in recording.early_events if e.kind == "capture_failed"), None)
     if failed is not None and not ranks:
         seen, action = f"Nothing was recorded, because {failed.message}.", _REPORT_IT
+    elif recording.problems and not ranks:
+        seen, action = f"What was recorded cannot be read. {recording.problems[0]}", _READ_IT
     error = early_failure(recording)
     if error is not None and not ranks and facts.exit_code not in (0, None):
         seen = f"The command failed before its first training step was completed. {seen}"
@@ -74,7 +85,12 @@ def _what_was_seen(seen: frozenset[str], ranks: Ranks) -> tuple[str, str]:
     return "A backward pass began, but no training step was completed.", _GO_ON
 
 
+_WATCHED: Final = (
+    "`traceml watch` samples the machine and the command; it records no steps.",
+    "Use `traceml run` to find out where the time of each step goes.",
+)
 _REPORT_IT: Final = "Report this to the authors of TraceML, with the versions of Python and torch."
+_READ_IT: Final = "Find out what changed the files of the run while it was recorded."
 _GO_ON: Final = "Let the run complete a few steps."
 _SEEN: Final = (
     (

@@ -11,6 +11,7 @@ from traceml.analyze import endings, totals
 from traceml.analyze.attempts import Attempts
 from traceml.analyze.window import SYNC, Window
 from traceml.schema import fmt
+from traceml.schema.modes import WATCH_ONLY
 from traceml.schema.recorded import RankRecording, RecordedEvent, RunFacts, RunRecording
 from traceml.schema.summary import Attempt
 
@@ -35,7 +36,7 @@ def notes_of(
     notes += _without_c_switch(ranks, window)
     if facts.status != "running":
         notes += _uneven(ranks)
-    notes += _absent(ranks, window)
+    notes += _absent(ranks, window) if facts.mode != WATCH_ONLY else []
     notes += _stalled(ranks, recording.monitor_events)
     notes += _doubles(attempts)
     return notes + _restarts(earlier, len(attempts.before) + 1)
@@ -52,8 +53,11 @@ def _from_capture(ranks: Ranks, early: Sequence[RecordedEvent]) -> list[str]:
         notes.append("The disk was full: steps after that point are missing.")
     elif lost:
         notes.append("Recording stopped there: later steps are missing.")
-    several = (e.message for r in ranks.values() for e in r.events if e.kind == "optimizers")
-    return notes + [message for message in several if message][:1]
+    said = (e.message for r in ranks.values() for e in r.events if e.kind == "optimizers" and e.message)
+    notes += list(said)[:1]
+    if steps := max((r.other_steps for r in ranks.values()), default=0):
+        notes.append(f"{fmt.count(steps)} optimizer steps ran on other threads. They are counted, not timed.")
+    return notes
 
 
 def _without_c_switch(ranks: Ranks, window: Window) -> list[str]:
@@ -78,7 +82,7 @@ def _not_measured(ranks: Ranks) -> list[str]:
     missing = sorted({str(name) for r in ranks.values() for name in r.header.get("missing") or ()})
     if not missing:
         return []
-    return [f"Not measured, because this version of torch does not have it: {_first_of(missing)}."]
+    return [f"Not measured, because the installed version does not have it: {_first_of(missing)}."]
 
 
 def _about_the_window(window: Window) -> list[str]:

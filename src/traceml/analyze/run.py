@@ -9,7 +9,7 @@ from typing import Final
 from traceml.analyze import endings, totals
 from traceml.analyze.accounting import accounting_of, parts_of
 from traceml.analyze.attempts import Attempts
-from traceml.analyze.no_data import described, early_failure
+from traceml.analyze.no_data import described, early_failure, is_of_launcher
 from traceml.analyze.notes import notes_of
 from traceml.analyze.trainings import trainings_of
 from traceml.analyze.window import Window
@@ -31,6 +31,7 @@ def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window:
     begin_ns, end_ns = facts.begin_ns, facts.end_ns
     duration_s = (end_ns - begin_ns) / 1e9 if begin_ns is not None and end_ns is not None else None
     accounting = accounting_of(attempts, facts)
+    other_threads = max((r.other_steps for r in ranks.values()), default=0)
     return Run(
         name=facts.name,
         status=facts.status,
@@ -50,10 +51,11 @@ def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window:
             earlier_attempts=newest,
         ),
         steps=StepCounts(
-            total=window.total_steps,
+            total=window.total_steps + _before_exec(attempts) + other_threads,
             analyzed=window.count,
             warmup=len(window.warmup),
             first_step_ms=window.warmup[0] if window.warmup else None,
+            other_threads=other_threads or None,
         ),
         mode=facts.mode,
         accounting=accounting,
@@ -62,6 +64,15 @@ def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window:
         recorded_steps=sum(totals.steps_of(r) for r in recording.ranks),
         totals=next((totals.run_totals(r) for r in ranks.values() if len(r.rows)), {}),
         notes=notes_of(recording, facts, attempts, window, newest),
+    )
+
+
+def _before_exec(attempts: Attempts) -> int:
+    """Steps of the same processes before they replaced themselves (exec): one training, not a restart."""
+    same = {(r.identity.host, r.pid) for r in attempts.chosen.values()}
+    return sum(
+        max((totals.steps_of(r) for r in before.values() if (r.identity.host, r.pid) in same), default=0)
+        for before in attempts.before
     )
 
 
@@ -85,10 +96,11 @@ def _reason(recording: RunRecording, ranks: dict[int, RankRecording], facts: Run
 def _how_it_failed(recording: RunRecording, ranks: dict[int, RankRecording]) -> str | None:
     """The first exception of a rank, or the one that ended a process before it was a rank."""
     early = early_failure(recording)
+    ended = endings.describe(ranks, recording.monitor_events)
+    if early is None or (ended is not None and is_of_launcher(early)):
+        return ended
     errors = [e.time_ns for r in ranks.values() for e in r.events if e.kind == "error"]
-    if early is not None and all(early.time_ns < at for at in errors):
-        return described(early)
-    return endings.describe(ranks, recording.monitor_events)
+    return described(early) if all(early.time_ns < at for at in errors) else ended
 
 
 def _attempt(ranks: dict[int, RankRecording], noticed: Sequence[RecordedEvent]) -> Attempt:

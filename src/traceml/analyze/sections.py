@@ -242,13 +242,17 @@ def _reserved(recorded: RankRecording) -> float:
 
 
 def gauge_series(rows: Rows | None, begin_ns: int | None, metrics: tuple[c.Metric, ...]) -> dict[str, Column]:
-    """Gauges for charts, at evenly spread samples, in seconds since the run began."""
+    """Gauges for charts, at evenly spread times, in seconds since the run began. Of several processes at the
+    same time, the highest value."""
     if rows is None or not len(rows):
         return {"seconds": []}
-    at = _evenly_spread(len(rows))
-    origin = begin_ns if begin_ns is not None else int(rows["time_ns"][0])
-    series: dict[str, Column] = {"seconds": [round((int(t) - origin) / 1e9, 2) for t in rows["time_ns"][at]]}
+    rows = rows[np.argsort(rows["time_ns"], kind="stable")]
+    times, first = np.unique(rows["time_ns"], return_index=True)
+    at = _evenly_spread(len(times))
+    origin = begin_ns if begin_ns is not None else int(times[0])
+    series: dict[str, Column] = {"seconds": [round((int(t) - origin) / 1e9, 2) for t in times[at]]}
     for metric in metrics:
         if not np.isnan(rows[metric.key]).all():
-            series[metric.key] = [m.number(float(v)) for v in rows[metric.key][at]]
+            highest = np.fmax.reduceat(rows[metric.key], first)
+            series[metric.key] = [m.number(float(v)) for v in highest[at]]
     return series

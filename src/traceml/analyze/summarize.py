@@ -13,13 +13,15 @@ from traceml.analyze.attempts import find_attempts
 from traceml.analyze.claims import believed
 from traceml.analyze.cores import core_use
 from traceml.analyze.diagnose import choose_primary
+from traceml.analyze.heatmap import heatmap
+from traceml.analyze.layers import layers_section
 from traceml.analyze.no_data import explain
 from traceml.analyze.run import events_of, run_of
 from traceml.analyze.samples import process_samples, training_times
 from traceml.analyze.window import Window
 from traceml.schema import catalog as c
 from traceml.schema.recorded import RankRecording, RunFacts, RunRecording
-from traceml.schema.summary import Environment, Overhead, Series, Summary
+from traceml.schema.summary import Environment, Layers, Overhead, Series, Summary
 
 LIVE_MEMBERS = 128
 """The summary of a running job lists about this many ranks: those that anything names, and some others."""
@@ -47,7 +49,8 @@ def summarize(
     step_memory = sections.memory_section(memory, ranks, most)
     system = sections.system_section(recording, facts, ranks, when)
     process = sections.process_section(recording, facts, ranks, memory, samples, most)
-    step_ms = step_time.metrics["step_ms"].median.value
+    step_ms, own = step_time.metrics["step_ms"].median.value, recording.gauges(0)
+    layers = layers_section(ranks, step_ms)
     return Summary(
         run=run_of(recording, facts, attempts, window),
         primary_diagnosis=choose_primary(step_time.issues, step_memory.issues, system.issues, step_ms),
@@ -55,16 +58,19 @@ def summarize(
         step_memory=step_memory,
         system=system,
         process=process,
+        layers=layers,
         final=final,
         series=Series(
             step_time=m.step_series(window),
             step_memory=sections.memory_series(memory),
-            system=sections.gauge_series(recording.gauges(0).system_rows, facts.begin_ns, c.SYSTEM_METRICS),
+            system=sections.gauge_series(own.system_rows, facts.begin_ns, c.SYSTEM_METRICS),
+            process=sections.gauge_series(own.process_rows, facts.begin_ns, c.PROCESS_METRICS[:-1]),
+            heatmap=heatmap(window, final),
         ),
         blocks=m.blocks(window),
         events=events_of(recording, ranks, facts),
         environment=_environment(facts.environment, ranks),
-        overhead=_overhead(window, facts),
+        overhead=_overhead(window, facts, layers),
         catalog=[
             *c.METRICS,
             *(c.Metric(f"{k}_ms", k[5:], "ms", "step_time", "user phase") for k in window.user_keys),
@@ -96,13 +102,15 @@ def _environment(known: Environment, ranks: dict[int, RankRecording]) -> Environ
     )
 
 
-def _overhead(window: Window, facts: RunFacts) -> Overhead:
+def _overhead(window: Window, facts: RunFacts, layers: Layers | None) -> Overhead:
     if not window.count:
         return facts.monitor
+    step_ns = float(window.step_ns.mean())
     own_ns = float(window.overhead_ns.mean())
+    own_ns += (layers.cost_share or 0.0) * step_ns if layers is not None else 0.0
     return replace(
         facts.monitor,
         us_per_step=own_ns / 1e3,
-        share=own_ns / max(float(window.step_ns.mean()), 1.0),
-        how="phase switches and rows per step, times their cost as measured when recording began",
+        share=own_ns / max(step_ns, 1.0),
+        how="time that recording took in every 16th step, with the cost of calls that it only passes on",
     )

@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceml.analyze import window as w
-from traceml.analyze.patterns import Shift, find_shift, find_stalls
+from traceml.analyze.patterns import SHIFT_SHARE, Shift, find_shift, find_stalls
 from traceml.analyze.rules.rule import CRIT_SHARE, EXPLAINED_SHARE, TYPICAL_PART, WARN_SHARE, judged_share
 from traceml.analyze.window import Floats, RankSeries
 from traceml.schema import catalog as c
 
+CALLS_OF_ANY_STEP: Final = 3
+"""Backward, zero_grad, optimizer: a step has them once, however much work it does."""
 COUPLED_SPREAD: Final = 0.05
 """Ranks that wait for each other finish together: their mean step times differ by less than this."""
 KNOWN_SYNC_SHARE: Final = 0.002
@@ -87,8 +89,23 @@ class TimeView:
         return w.median_over_ranks(self.window.net_step_ns - self.outside_work)
 
     @cached_property
+    def work(self) -> dict[str, Floats]:
+        """How much each step does, in amounts that a busy machine does not change."""
+        calls = np.maximum(self.window.switches - CALLS_OF_ANY_STEP, 0.0)
+        amounts = {"samples": self.window.samples, "tokens": self.window.tokens, "model calls": calls}
+        known = {name: a for name, a in amounts.items() if a.size and not np.isnan(a).any()}
+        return {name: w.median_over_ranks(amount) for name, amount in known.items()}
+
+    @cached_property
     def shift(self) -> Shift | None:
-        return find_shift(self.typical_steps)
+        """Where steps begin to take longer. If noise hides the place, it is where they begin to do more."""
+        steps = self.typical_steps
+        found = find_shift(steps)
+        for rise in () if found is not None else filter(None, map(find_shift, self.work.values())):
+            before, after = (float(np.median(part)) for part in (steps[: rise.at], steps[rise.at :]))
+            if after >= before * (1 + SHIFT_SHARE):
+                return Shift(rise.at, before, after)
+        return found
 
     @cached_property
     def slowest_steps(self) -> Floats:

@@ -15,7 +15,10 @@
 #include <string.h>
 #include <time.h>
 #ifdef __linux__
+#include <signal.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
+#include <unistd.h>
 #endif
 
 #ifdef Py_GIL_DISABLED /* `gradients_ready` is called by other threads and relies on the interpreter's lock */
@@ -80,6 +83,7 @@ static struct {
     PyObject *method, *switch_type;        /* types.MethodType, and Switch itself */
     PyObject *enter_block, *leave_block;   /* trace_step in Python, for what is unusual */
     PyObject *block_switch;                /* the switch whose steps trace_step ends */
+    PyObject *training, *trains, *shape;   /* names of attributes */
 } cfg;
 
 typedef struct {
@@ -93,6 +97,10 @@ typedef struct {
     long long step, sequence, rss, allocated, reserved, flags;        /* of the rows */
     long long attention;                     /* the next calls need more than the fast path: their Python twin runs */
     long long fast_end, leader, reading_due; /* steps that this optimizer ends before `reading_due` need no Python */
+    long long visit;                         /* nor do steps before this one */
+    /* What this costs itself, in one of SAMPLE_EVERY steps: time, steps, calls that only passed; see own_cost_shown. */
+    int64_t own[3], first_start;
+    int sampled;
     Py_buffer rows;
     int has_rows;
     Py_ssize_t row_at, row_end, row_size;
@@ -100,6 +108,7 @@ typedef struct {
     int watch[MOST_SLOTS];
     PyObject *count_nodes;  /* None or callable(): operations that autograd has recorded */
     PyObject *mark;         /* None or callable(slot): the device clock */
+    PyObject *layers;       /* None or, in a sampled step of deep mode, what through_layers calls */
     PyObject *clock;        /* for Python code; read here only when tests replace it */
     PyObject *thread_clock;
     int own_clock;
@@ -107,6 +116,13 @@ typedef struct {
     int has_live;
     Py_ssize_t live_at;
 } Switch;
+
+static volatile int truncated; /* somebody cut off the file that the rows go to */
+
+enum { OWN_NS, OWN_STEPS, OWN_PASSES };
+#define SAMPLE_EVERY 16
+#define OWN_AT 24           /* in the live area, behind the phase: layout.LIVE_OWN */
+#define OWN_MOST_NS 200000  /* longer: something else had the core meanwhile */
 
 static int64_t read_ns(clockid_t id) {
     struct timespec t;
@@ -158,6 +174,15 @@ static inline int foreign(Switch *s) {
 
 static inline void show(Switch *s) {
     if (s->has_live) ((unsigned char *)s->live.buf)[s->live_at] = (unsigned char)s->current;
+}
+
+static void own_cost_shown(Switch *s) {
+    if (s->has_live && s->live.len >= s->live_at + OWN_AT + (Py_ssize_t)sizeof s->own)
+        memcpy((char *)s->live.buf + s->live_at + OWN_AT, s->own, sizeof s->own);
+}
+
+static inline void own_cost(Switch *s, int64_t ns) {
+    if (ns > 0 && ns < OWN_MOST_NS) s->own[OWN_NS] += ns;
 }
 
 static int tell(Switch *s, long long ended) {
@@ -245,6 +270,7 @@ static long long start(Switch *s, int64_t now, long long slot, long long charged
     if (slot == cfg.forward) s->forwards += 1;
     if (slot == cfg.backward) s->backwards += 1;
     show(s);
+    if (s->sampled && !s->first_start) s->first_start = now;
     if (s->watching && (slot == cfg.forward || slot == cfg.backward)) {
         s->phase_slot = slot;
         s->phase_began = now;
@@ -489,6 +515,12 @@ static void write_row(Switch *s, int64_t now, long long flags) {
     memcpy(to + n * 8, halves, sizeof halves);
     __atomic_store_n((int64_t *)(to + s->row_size - 8), (int64_t)s->sequence, __ATOMIC_RELEASE);
     s->row_at += s->row_size;
+    if (truncated) s->attention = 1; /* the next end of a step says so */
+    if (s->sampled) {
+        s->own[OWN_STEPS] += 1;
+        own_cost_shown(s);
+    }
+    s->sampled = !s->own_clock && s->sequence % SAMPLE_EVERY == SAMPLE_EVERY / 2;
     restart(s, now);
 }
 
@@ -509,7 +541,7 @@ static int ends_step(Switch *s, PyObject *optimizer) {
     if (s->attention) return 0;
     if (s->blocks) return 1;
     if (!s->fast_end || (long long)(intptr_t)optimizer != s->leader || s->since >= s->reading_due ||
-        s->row_at >= s->row_end || !cfg.is_wait[at(s->current)])
+        s->step + 1 >= s->visit || s->row_at >= s->row_end || !cfg.is_wait[at(s->current)])
         return 0;
     write_row(s, s->since, s->flags);
     return 1;
@@ -523,6 +555,49 @@ static PyObject *Switch_leave_step(Switch *s, PyObject *args) {
     if (now == NULL || !ends_step(s, optimizer)) return now;
     Py_DECREF(now);
     return PyLong_FromLong(0);
+}
+
+/* ---- a recording that somebody truncates ------------------------------------------------------------------------- */
+
+#ifdef __linux__
+static Switch *guarded;
+static struct sigaction before_us;
+static uintptr_t page_bytes;
+
+static int holds(Py_buffer *view, int is_there, uintptr_t at) {
+    uintptr_t from = (uintptr_t)view->buf & ~(page_bytes - 1);
+    return is_there && at >= from && at < (uintptr_t)view->buf + (uintptr_t)view->len;
+}
+
+/* A page of a mapped file that was cut off: the row goes to an empty page instead, and the training goes on. Every
+ * other bus error is handled as it would be without us. */
+static void on_bus_error(int number, siginfo_t *info, void *context) {
+    uintptr_t at = (uintptr_t)info->si_addr;
+    if (info->si_code == BUS_ADRERR && (holds(&guarded->rows, guarded->has_rows, at) || holds(&guarded->live, guarded->has_live, at))) {
+        void *page = (void *)(at & ~(page_bytes - 1));
+        if (mmap(page, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == page) {
+            truncated = 1;
+            return;
+        }
+    }
+    sigaction(SIGBUS, &before_us, NULL); /* a fault happens again when we return */
+    if (info->si_code <= 0) raise(number); /* sent by a process */
+}
+
+static void guard(Switch *s) {
+    struct sigaction ours = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+    guarded = s;
+    if (page_bytes) return;
+    page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE);
+    sigemptyset(&ours.sa_mask);
+    sigaction(SIGBUS, &ours, &before_us);
+}
+#else
+static void guard(Switch *s) {}
+#endif
+
+static PyObject *was_truncated(PyObject *module, PyObject *unused) {
+    return PyBool_FromLong(truncated);
 }
 
 static PyObject *Switch_show_in(Switch *s, PyObject *args) {
@@ -542,6 +617,7 @@ static PyObject *Switch_show_in(Switch *s, PyObject *args) {
         }
         s->live_at = offset;
         s->has_live = 1;
+        guard(s);
     }
     Py_RETURN_NONE;
 }
@@ -565,10 +641,13 @@ static int Switch_init(Switch *s, PyObject *args, PyObject *kwargs) {
         return -1;
     }
     PyObject *old = s->clock, *old_thread = s->thread_clock, *old_mark = s->mark, *old_nodes = s->count_nodes;
+    PyObject *old_layers = s->layers;
     s->clock = first;
     s->thread_clock = second;
     s->mark = Py_NewRef(Py_None);
     s->count_nodes = Py_NewRef(Py_None);
+    s->layers = Py_NewRef(Py_None);
+    Py_XDECREF(old_layers);
     Py_XDECREF(old_nodes);
     Py_XDECREF(old);
     Py_XDECREF(old_thread);
@@ -589,6 +668,9 @@ static int Switch_init(Switch *s, PyObject *args, PyObject *kwargs) {
     s->row_at = s->row_end = s->row_size = 0;
     s->step = s->sequence = s->rss = s->allocated = s->reserved = s->flags = 0;
     s->fast_end = s->leader = s->reading_due = 0;
+    s->visit = LLONG_MAX;
+    memset(s->own, 0, sizeof s->own);
+    s->first_start = s->sampled = 0;
     s->attention = 1;
     s->begin = s->since = now_ns(s);
     return PyErr_Occurred() ? -1 : 0;
@@ -597,6 +679,7 @@ static int Switch_init(Switch *s, PyObject *args, PyObject *kwargs) {
 static void Switch_dealloc(Switch *s) {
     PyTypeObject *type = Py_TYPE((PyObject *)s);
     Py_XDECREF(s->mark);
+    Py_XDECREF(s->layers);
     Py_XDECREF(s->count_nodes);
     Py_XDECREF(s->clock);
     Py_XDECREF(s->thread_clock);
@@ -653,7 +736,7 @@ static PyMemberDef Switch_members[] = {
     {"since", T_LONGLONG, offsetof(Switch, since), READONLY, NULL},
     {"begin", T_LONGLONG, offsetof(Switch, begin), READONLY, NULL},
     {"switches", T_LONGLONG, offsetof(Switch, switches), READONLY, NULL},
-    {"fetches", T_LONGLONG, offsetof(Switch, fetches), READONLY, NULL},
+    {"fetches", T_LONGLONG, offsetof(Switch, fetches), 0, NULL},
     {"forwards", T_LONGLONG, offsetof(Switch, forwards), READONLY, NULL},
     {"backwards", T_LONGLONG, offsetof(Switch, backwards), READONLY, NULL},
     {"busy_wait_ns", T_LONGLONG, offsetof(Switch, busy_wait_ns), READONLY, NULL},
@@ -665,7 +748,7 @@ static PyMemberDef Switch_members[] = {
     {"input_from", T_LONGLONG, offsetof(Switch, input_from), 0, NULL},
     {"count_nodes", T_OBJECT, offsetof(Switch, count_nodes), 0, NULL},
     {"samples", T_LONGLONG, offsetof(Switch, samples), 0, NULL},
-    {"tokens", T_LONGLONG, offsetof(Switch, tokens), READONLY, NULL},
+    {"tokens", T_LONGLONG, offsetof(Switch, tokens), 0, NULL},
     {"gc_ns", T_LONGLONG, offsetof(Switch, gc_ns), 0, NULL},
     {"gc_wait_ns", T_LONGLONG, offsetof(Switch, gc_wait_ns), 0, NULL},
     {"step", T_LONGLONG, offsetof(Switch, step), 0, NULL},
@@ -677,6 +760,8 @@ static PyMemberDef Switch_members[] = {
     {"fast_end", T_LONGLONG, offsetof(Switch, fast_end), 0, NULL},
     {"leader", T_LONGLONG, offsetof(Switch, leader), 0, NULL},
     {"reading_due", T_LONGLONG, offsetof(Switch, reading_due), 0, NULL},
+    {"visit", T_LONGLONG, offsetof(Switch, visit), 0, NULL},
+    {"layers", T_OBJECT, offsetof(Switch, layers), 0, NULL},
     {"row_at", T_PYSSIZET, offsetof(Switch, row_at), READONLY, NULL},
     {"row_end", T_PYSSIZET, offsetof(Switch, row_end), READONLY, NULL},
     {"mark", T_OBJECT, offsetof(Switch, mark), 0, NULL},
@@ -717,8 +802,8 @@ typedef struct {
 } Seam;
 
 /* 1 when the attribute is there and true, else 0; never an exception. */
-static int is_true(PyObject *object, const char *name) {
-    PyObject *value = PyObject_GetAttrString(object, name);
+static int is_true(PyObject *object, PyObject *name) {
+    PyObject *value = PyObject_GetAttr(object, name);
     int found = value == NULL ? 0 : PyObject_IsTrue(value);
     Py_XDECREF(value);
     if (value == NULL || found < 0) PyErr_Clear();
@@ -733,11 +818,12 @@ static int usual(Seam *m, PyObject *first) {
         return current == cfg.sync || current == cfg.validation || current == cfg.checkpoint || foreign(s) ? PASS : m->slot;
     if (m->kind == SEAM_STEP && (current == cfg.backward || current == cfg.sync)) return foreign(s) ? PASS : m->slot;
     if (m->kind == SEAM_PHASE || m->kind == SEAM_STEP) return current < cfg.first_user || foreign(s) ? PASS : m->slot;
+    if (m->kind == SEAM_BACKWARD && foreign(s)) return s->thread == -1 ? PASS : LOOK; /* has training moved there? */
     if (current < cfg.first_user && current != cfg.optimizer) return PASS;
     if (s->attention) return LOOK;
     if (foreign(s)) return PASS;
     if (m->kind == SEAM_FORWARD) {
-        int trains = first != NULL && is_true(first, "training");
+        int trains = first != NULL && is_true(first, cfg.training);
         PyObject *grad = PyObject_CallNoArgs(m->extra);
         int is_on = grad == Py_True;
         Py_XDECREF(grad);
@@ -746,7 +832,7 @@ static int usual(Seam *m, PyObject *first) {
         /* Without gradients: a part of the step that has begun, or a rollout. */
         return current != cfg.optimizer && (trains || s->fetches || s->forwards || s->block_depth) ? cfg.no_grad : LOOK;
     }
-    if (m->kind == SEAM_FETCH) return first != NULL && is_true(first, "_traceml_trains") ? m->slot : LOOK;
+    if (m->kind == SEAM_FETCH) return first != NULL && is_true(first, cfg.trains) ? m->slot : LOOK;
     return m->slot;
 }
 
@@ -766,7 +852,7 @@ static int count_batch(Switch *s, PyObject *batch) {
     if (first == NULL) return 0;
     Py_INCREF(first); /* its attributes may change the batch */
     Py_XINCREF(ids);
-    shape = PyObject_GetAttrString(first, "shape");
+    shape = PyObject_GetAttr(first, cfg.shape);
     Py_DECREF(first);
     if (shape != NULL && PyTuple_Check(shape) && PyTuple_Size(shape) > 0)
         samples = PyLong_AsLongLong(PyTuple_GetItem(shape, 0));
@@ -827,13 +913,10 @@ static PyObject *stepping(Seam *m, PyObject *const *args, Py_ssize_t count, PyOb
     return Py_None;
 }
 
-static PyObject *Seam_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *names) {
-    Seam *m = (Seam *)self;
+/* The fast path: what is wrapped, timed as `way`. */
+static PyObject *timed(Seam *m, int way, PyObject *const *args, size_t nargsf, PyObject *names) {
     Switch *s = m->sw;
     Py_ssize_t count = (Py_ssize_t)(nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET);
-    int way = usual(m, count ? args[0] : NULL);
-    if (way == PASS) return call(m->original, args, nargsf, names);
-    if (way == LOOK) return call(m->twin, args, nargsf, names);
     int in_backward = s->current == cfg.backward || s->current == cfg.sync;
     int is_compute = (way == cfg.forward || way == cfg.backward || way == cfg.optimizer) && !in_backward;
     long long outer = is_compute ? compute(s, way) : inside(s, way);
@@ -870,6 +953,73 @@ static PyObject *Seam_call(PyObject *self, PyObject *const *args, size_t nargsf,
         return NULL;
     }
     return result;
+}
+
+static PyObject *phase_call(Seam *m, PyObject *const *args, size_t nargsf, PyObject *names) {
+    Switch *s = m->sw;
+    int way = usual(m, nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET ? args[0] : NULL);
+    if (way == PASS) {
+        s->own[OWN_PASSES] += s->sampled;
+        return call(m->original, args, nargsf, names);
+    }
+    int64_t began = s->sampled && !s->first_start ? now_ns(s) : 0; /* of an outermost call */
+    PyObject *result = way == LOOK ? call(m->twin, args, nargsf, names) : timed(m, way, args, nargsf, names);
+    if (began) {
+        if (s->first_start > began) {
+            own_cost(s, s->first_start - began);
+            own_cost(s, now_ns(s) - s->since);
+        }
+        s->first_start = 0;
+    }
+    return result;
+}
+
+/* An exception is on its way: `done` is what our own call returned, and one that it raised comes on top. */
+static void keep_both(PyObject *type, PyObject *value, PyObject *trace, PyObject *done) {
+    if (done != NULL) {
+        PyErr_Restore(type, value, trace);
+        return;
+    }
+    PyObject *new_type, *new_value, *new_trace;
+    PyErr_Fetch(&new_type, &new_value, &new_trace);
+    PyErr_NormalizeException(&new_type, &new_value, &new_trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    if (new_value != NULL && value != NULL) PyException_SetContext(new_value, Py_NewRef(value));
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+    PyErr_Restore(new_type, new_value, new_trace);
+}
+
+/* Deep mode, in a sampled step: `layers` is (begin, end) for modules, then for backward passes. begin(first argument)
+ * returns None, or what end(that, whether it failed) gets. Neither is on the stack while the user's code runs. */
+static PyObject *through_layers(Seam *m, PyObject *const *args, size_t nargsf, PyObject *names) {
+    PyObject *layers = Py_NewRef(m->sw->layers), *began = NULL, *result = NULL, *done = Py_None;
+    int is_set = PyTuple_CheckExact(layers) && PyTuple_Size(layers) == 4;
+    if (is_set) began = PyObject_CallFunctionObjArgs(PyTuple_GetItem(layers, 2 * m->kind), args[0], NULL);
+    if (began != NULL || !is_set) result = phase_call(m, args, nargsf, names);
+    if (began != NULL && began != Py_None) {
+        PyObject *type, *value, *trace, *failed = result == NULL ? Py_True : Py_False;
+        PyErr_Fetch(&type, &value, &trace);
+        done = PyObject_CallFunctionObjArgs(PyTuple_GetItem(layers, 2 * m->kind + 1), began, failed, NULL);
+        if (result == NULL) keep_both(type, value, trace, done);
+        if (done == NULL && result != NULL) {
+            Py_DECREF(result);
+            result = NULL;
+        }
+        if (done != NULL) Py_DECREF(done);
+    }
+    Py_XDECREF(began);
+    Py_DECREF(layers);
+    return result;
+}
+
+static PyObject *Seam_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *names) {
+    Seam *m = (Seam *)self;
+    PyObject *layers = m->sw->layers;
+    if (layers != NULL && layers != Py_None && m->kind <= SEAM_BACKWARD && (nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET))
+        return through_layers(m, args, nargsf, names);
+    return phase_call(m, args, nargsf, names);
 }
 
 static PyObject *Seam_get(PyObject *self, PyObject *object, PyObject *type) {
@@ -956,6 +1106,7 @@ static Switch *usual_block(long long depth) {
 static PyObject *Block_enter(Block *b, PyObject *unused) {
     Switch *s = usual_block(0);
     if (s != NULL) {
+        int64_t began = s->sampled ? now_ns(s) : 0;
         b->way = ENTERED_HERE;
         s->block_depth = 1;
         if (!s->fetches) { /* an unclaimed gap since the last step was waiting for input */
@@ -965,6 +1116,7 @@ static PyObject *Block_enter(Block *b, PyObject *unused) {
             move(s, cfg.wait_start, cfg.input);
             s->step_flags |= cfg.input_inferred;
         }
+        if (began) own_cost(s, now_ns(s) - began);
         Py_RETURN_NONE;
     }
     if (cfg.enter_block == NULL) Py_RETURN_NONE; /* nobody records */
@@ -989,9 +1141,11 @@ static PyObject *Block_exit(Block *b, PyObject *args) {
     Switch *s = kind == Py_None ? usual_block(1) : NULL;
     if (s != NULL && s->fast_end && s->has_rows && s->row_at < s->row_end) {
         int64_t now = now_ns(s);
-        if (now < s->reading_due) {
+        if (now < s->reading_due && s->step + 1 < s->visit) {
+            int is_sampled = s->sampled;
             s->block_depth = 0;
             write_row(s, now, s->flags);
+            if (is_sampled) own_cost(s, now_ns(s) - now);
             Py_RETURN_NONE;
         }
     }
@@ -1069,6 +1223,7 @@ static PyObject *configure(PyObject *module, PyObject *args) {
 static PyMethodDef methods[] = {
     {"configure", configure, METH_VARARGS, NULL},
     {"blocks_use", blocks_use, METH_VARARGS, NULL},
+    {"was_truncated", was_truncated, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -1090,6 +1245,10 @@ PyMODINIT_FUNC PyInit__switch(void) {
     }
     Py_DECREF(seam);
     Py_DECREF(block);
+    cfg.training = PyUnicode_InternFromString("training");
+    cfg.trains = PyUnicode_InternFromString("_traceml_trains");
+    cfg.shape = PyUnicode_InternFromString("shape");
+    if (cfg.training == NULL || cfg.trains == NULL || cfg.shape == NULL) return NULL;
     cfg.switch_type = type; /* kept: seams check what they are given */
     return made;
 }

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from threading import get_ident
 from types import TracebackType
@@ -14,10 +13,10 @@ from typing import Any, Final
 from traceml.capture import install
 from traceml.capture.blocks import enter_block, leave_block
 from traceml.capture.c_module import c_module
+from traceml.capture.request import ask, flat, numbers, outside_steps
 from traceml.capture.session import Session
 from traceml.capture.switch import Switch
 from traceml.errors import failsafe, say, say_once
-from traceml.schema import catalog as c
 from traceml.settings import is_switched_off
 
 HOW_TO_RECORD: Final = "start the script with `traceml run`, or call traceml.init() in it"
@@ -48,20 +47,27 @@ def init(run_name: str | None = None, logs_dir: str | None = None) -> bool:
         return True
     run_dir = os.environ.get("TRACEML_RUN_DIR")
     if run_dir is None:
-        run_dir = _start_monitor(run_name, logs_dir)
-        if run_dir is None:
+        place = start_monitor(run_name, logs_dir)
+        if place is None:
             return False
+        run_dir = place[0]
+        if place[1]:  # not in a rank that joins the run of another
+            say(f"recording in {place[1]}")
         os.environ["TRACEML_RUN_DIR"] = run_dir  # children of this process are part of the run
     return install.activate(run_dir=run_dir) is not None
 
 
 @failsafe("starting the monitor", None)
-def _start_monitor(run_name: str | None, logs_dir: str | None) -> str | None:
+def start_monitor(
+    run_name: str | None, logs_dir: str | None, more: Sequence[str] = ()
+) -> tuple[str, str] | None:
+    """Start a monitor for this process; the folder that it records in, and the run's own."""
     import subprocess
 
     command = [sys.executable, "-m", "traceml", "attach", "--pid", str(os.getpid())]
     command += ["--run-name", run_name] if run_name else []
     command += ["--logs-dir", logs_dir] if logs_dir else []
+    command += more
     command += ["--", *(getattr(sys, "orig_argv", None) or [sys.executable, *sys.argv])]
     environment = dict(os.environ)
     if _is_interactive():  # nobody hangs between two cells of a notebook
@@ -79,9 +85,7 @@ def _start_monitor(run_name: str | None, logs_dir: str | None) -> str | None:
     process.stdout.close()
     process.wait()
     run_dir, _, home = line.partition("\t")
-    if run_dir:
-        say(f"recording in {home}")
-    return run_dir or None
+    return (run_dir, home) if run_dir else None
 
 
 def _is_interactive() -> bool:
@@ -93,6 +97,9 @@ def _enter_block() -> Switch | None:
     """A `trace_step` block opens: the switch, if this thread records."""
     session = _session("trace_step")
     if session is None or not _ours(session):
+        return None
+    if session.framework_loops:
+        say_once("trace_step has no effect inside a framework's training loop, which has steps of its own")
         return None
     failsafe("trace_step", None)(enter_block)(session)
     return session.switch
@@ -137,7 +144,8 @@ trace_step = _trace_step()
 
 
 def _ours(session: Session) -> bool:
-    return get_ident() == session.switch.thread or session.adopt_thread()
+    adopts = failsafe("following training to another thread", False)(session.adopt_thread)
+    return get_ident() == session.switch.thread or adopts()
 
 
 class phase:
@@ -170,26 +178,15 @@ def final_summary(print_text: bool = False, timeout_s: float = SUMMARY_TIMEOUT_S
     session = _session("final_summary")
     if session is None or session.run_dir is None:
         return None
-    if session.writer is None:
+    if session.writer is None and not any(Path(session.run_dir, "recording").glob("*.steps")):
         say("final_summary has nothing to tell: no training step so far")
         return None
-    folder = Path(session.run_dir)
-    answer = folder / "recording" / f"answer-{os.getpid()}-{time.monotonic_ns()}.json"
-    request = answer.with_name(answer.name.replace("answer-", "request-"))
-    # Waiting for the monitor is not part of any training step.
-    outer = session.switch.enter_inside(c.VALIDATION) if _ours(session) else None
-    try:
-        request.touch()
-        summary = _await_answer(folder, answer, time.monotonic() + timeout_s)
-    finally:
-        request.unlink(missing_ok=True)
-        answer.unlink(missing_ok=True)
-        if outer is not None:
-            session.switch.leave(outer)
-    if summary is not None and print_text:
+    with outside_steps(session, _ours(session)):
+        found = ask(session.run_dir, timeout_s)
+    if found is not None and print_text:
         # Standard output is the training's, but in a notebook that is where the reader looks.
-        (sys.stdout if _is_interactive() else sys.stderr).write(f"{summary.get('text')}\n")
-    return summary.get("summary") if summary is not None else None
+        (sys.stdout if _is_interactive() else sys.stderr).write(f"{found.get('text')}\n")
+    return found.get("summary") if found is not None else None
 
 
 def report() -> None:
@@ -197,45 +194,11 @@ def report() -> None:
     final_summary(print_text=True)
 
 
-def _await_answer(folder: Path, answer: Path, deadline: float) -> dict[str, Any] | None:
-    while time.monotonic() < deadline:
-        if answer.exists():
-            found = json.loads(answer.read_text())
-            return found if isinstance(found, dict) else None
-        if not _monitor_alive(folder):
-            say("final_summary got no answer: the monitor is gone; `traceml view` makes it later")
-            return None
-        time.sleep(0.02)
-    say("final_summary got no answer in time; `traceml view` on the run folder makes it later")
-    return None
+def summary(numbers_only: bool = False) -> dict[str, str | float]:
+    """The verdict and key figures so far as a flat dict, ready for an experiment tracker.
 
-
-def _monitor_alive(folder: Path) -> bool:
-    try:
-        pid = int(json.loads((folder / "manifest.json").read_text())["monitor_pid"])
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, ValueError, KeyError):
-        return True  # another user's process, or a manifest being replaced: assume the best
-    return True
-
-
-def summary() -> dict[str, Any]:
-    """A flat dict of the verdict and the typical times, ready for an experiment tracker."""
+    `numbers_only` leaves out the texts, for trackers such as MLflow that accept only numbers as metrics.
+    """
     full = final_summary()
-    if not full:
-        return {}
-    primary = full["primary_diagnosis"]
-    flat: dict[str, Any] = {
-        "traceml/diagnosis": primary["status"],
-        "traceml/severity": primary["severity"],
-        "traceml/potential_speedup": primary["potential_speedup"],
-        "traceml/steps": full["run"]["steps"]["total"],
-    }
-    for section in ("step_time", "step_memory", "system", "process"):
-        for key, metric in full[section]["metrics"].items():
-            value = metric["median"]["value"]
-            if value is not None:
-                flat[f"traceml/{section}/{key}"] = value
-    return flat
+    figures = flat(full) if full else {}
+    return {**numbers(figures)} if numbers_only else figures

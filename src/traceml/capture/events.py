@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from typing import Any, Final
 
 from traceml.errors import say_once
+from traceml.recording import layout
 from traceml.recording.writer import open_apart
 
 MOST_PER_KIND: Final = 500
+
+
+def note_early(run_dir: str, kind: str, message: str) -> None:
+    """Leave one event of a process that has no recording."""
+    log = EventLog()
+    log.open(os.path.join(run_dir, layout.FOLDER, layout.EARLY_EVENTS))
+    log.add(kind, 1, time.perf_counter_ns(), message=message, pid=os.getpid())
 
 
 class EventLog:

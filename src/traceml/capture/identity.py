@@ -56,8 +56,10 @@ def _packages() -> dict[str, str]:
 
 def trained_parameters(optimizer: Any) -> int:
     """How many numbers this optimizer trains."""
-    groups = getattr(optimizer, "param_groups", ())
-    return sum(int(p.numel()) for group in groups for p in group["params"])
+    groups = getattr(optimizer, "param_groups", None)
+    if groups is None and hasattr(optimizer, "parameters"):  # DeepSpeed's engine, which is a module
+        groups = [{"params": optimizer.parameters()}]
+    return sum(int(p.numel()) for group in groups or () for p in group["params"])
 
 
 def describe_process(torch: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from threading import get_ident
 from typing import Any, NamedTuple, Protocol
 
 from traceml.capture.batch import first_array, size_of
@@ -20,6 +21,7 @@ from traceml.capture.slots import (
     PENDING_FETCH,
     PENDING_GAP,
     PENDING_NO_GRAD,
+    SKIPPED,
 )
 from traceml.capture.switch import Switch
 from traceml.schema import catalog as c
@@ -31,6 +33,16 @@ class LoaderStart(NamedTuple):
     began: int
     ended: int
     workers: int
+
+
+class Counted(NamedTuple):
+    """How many batches, samples and tokens the running step has got, and how many sizes are open."""
+
+    step: int
+    open: int
+    fetches: int
+    samples: int
+    tokens: int
 
 
 class StepKeeper(Protocol):
@@ -53,6 +65,7 @@ class Inputs:
         self.unresolved: list[weakref.ref[Any]] = []  # iterators whose role is not known yet
         self.used = False  # a forward pass without gradients has used a batch of theirs
         self._sizes: list[tuple[int, int]] = []  # of their batches
+        self.skips = 0  # batches that a resumed training skips, and one for the batch after them
         self.feeds_validation = False  # the newest batch is of a validation loader
         self.candidate: weakref.ref[Any] | None = None  # the iterator that may feed the first step
         self._last: weakref.ref[Any] | None = None
@@ -66,6 +79,22 @@ class Inputs:
     def is_open(self, iterator: Any) -> bool:
         """Whether this is one of the iterators without a role."""
         return any(reference() is iterator for reference in self.unresolved)
+
+    def role_of(self, iterator: Any) -> int | None:
+        """What a batch is fetched for, if that is known."""
+        if self.used and not self.is_open(iterator):
+            self.resolve(c.VALIDATION)  # the loader before fed no backward pass
+        if self.skips:
+            self.skips -= 1
+            if not self._session.stepping:
+                self._session.restart()
+            if self.skips:
+                return SKIPPED
+        role: int | None = getattr(iterator, "_traceml_role", None)
+        if role is None and not self._torch.is_grad_enabled():
+            role = iterator._traceml_role = c.VALIDATION
+        self.feeds_validation = role == c.VALIDATION
+        return role
 
     def open(self, iterator: Any, is_training: bool) -> int:
         """First fetch of a loader's iterator, with gradients on: its role is not known yet."""
@@ -96,6 +125,29 @@ class Inputs:
             self._sizes.append(size_of(batch))
         else:
             self._switch.fetched(*size_of(batch))
+
+    def counted(self) -> Counted | None:
+        """Before a framework's loader is asked for a batch; None where nothing is counted."""
+        switch = self._switch
+        if switch.current < c.FIRST_USER or get_ident() != switch.thread:
+            return None
+        return Counted(switch.step, len(self._sizes), switch.fetches, switch.samples, switch.tokens)
+
+    def handed_over(self, before: Counted, *batches: Any) -> None:
+        """It gave these. A loader that looks ahead fetches more, or less: what it gave counts."""
+        switch = self._switch
+        if self.feeds_validation:
+            return
+        if self.unresolved:
+            del self._sizes[before.open if before.open <= len(self._sizes) else 0 :]
+            self._sizes.extend(map(size_of, batches))
+            return
+        if switch.step == before.step:
+            switch.fetches, switch.samples, switch.tokens = before.fetches, before.samples, before.tokens
+        else:
+            switch.fetches = switch.samples = switch.tokens = 0  # a step ended in between
+        for batch in batches:
+            switch.fetched(*size_of(batch))
 
     def resolve(self, role: int) -> None:
         """It shows what the open iterators are for, and with them the passes without gradients so far."""

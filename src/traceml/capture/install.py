@@ -8,8 +8,10 @@ import gc
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from importlib import import_module
+from typing import Any, Final
 
+from traceml.capture.events import note_early
 from traceml.capture.garbage import GarbageWatch
 from traceml.capture.patches import (
     DEVICE_PATCHES,
@@ -24,6 +26,17 @@ from traceml.errors import failsafe, listen
 from traceml.inject.watch import ImportWatch
 from traceml.recording import layout
 from traceml.schema import catalog as c
+from traceml.settings import REPORT_TO_VARIABLE
+
+FRAMEWORKS: Final = {
+    "transformers.trainer": "huggingface",
+    "pytorch_lightning.loops.fetchers": "lightning",
+    "lightning.pytorch.loops.fetchers": "lightning",
+    "accelerate.data_loader": "accelerate",
+    "deepspeed.runtime.engine": "deepspeed",
+    "ray.train.v2.torch.torch_trainer": "ray",
+}
+"""A module of a framework, and the file of `traceml.integrations` that knows it, loaded after it."""
 
 _active: Session | None = None
 _garbage: Callable[..., None] | None = None
@@ -42,13 +55,18 @@ def activate(watch: Any = None, run_dir: str | None = None) -> Session | None:
         return _active
     import torch
 
-    session = Session(torch, run_dir or os.environ.get("TRACEML_RUN_DIR"))
+    run_dir = run_dir or os.environ.get("TRACEML_RUN_DIR")
+    if run_dir is not None:
+        listen(failsafe("noting a failure", None)(functools.partial(note_early, run_dir, "capture_failed")))
+    session = Session(torch, run_dir)
     listen(failsafe("noting a failure", None)(session.note_failure))
     watch = watch if watch is not None else ImportWatch()  # type: ignore[no-untyped-call]
     for patch in PATCHES:
         if patch.measures is not None and patch.module not in sys.modules:
             session.missing.append(patch.name)  # today all of these come with torch
         watch.when_imported(patch.module, functools.partial(_put_in, patch, session))
+    for module, name in FRAMEWORKS.items():
+        watch.when_imported(module, functools.partial(_integrate, name, session, watch))
     wrap_known_optimizers(torch.optim.Optimizer, session)
     session.on_device = functools.partial(_time_copies, session)
     session.measured |= 1 << c.VALIDATION | 1 << c.NO_GRAD
@@ -58,6 +76,10 @@ def activate(watch: Any = None, run_dir: str | None = None) -> Session | None:
     atexit.register(_note_loader, session)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=session.begin)
+    if os.environ.get(REPORT_TO_VARIABLE):
+        from traceml.capture.trackers.report import watch_trackers
+
+        watch_trackers(session, watch)
     _active = session
     return session
 
@@ -70,6 +92,12 @@ def _note_loader(session: Session) -> None:
     if session.writer is None and session.run_dir is not None and read:
         with open(os.path.join(session.run_dir, layout.FOLDER, "seen-loader"), "ab"):
             pass
+
+
+@failsafe("integrating a framework", None)
+def _integrate(name: str, session: Session, watch: Any, _module: Any) -> None:
+    for patch in import_module(f"traceml.integrations.{name}").PATCHES:
+        watch.when_imported(patch.module, functools.partial(_put_in, patch, session))
 
 
 def _put_in(patch: Patch, session: Session, _module: Any = None) -> None:
@@ -93,4 +121,5 @@ def deactivate() -> None:
         gc.callbacks.remove(_garbage)
     atexit.unregister(_active.close)
     atexit.unregister(_note_loader)
+    _active.run_dir = None
     _active = None

@@ -28,9 +28,16 @@ class LeadingOptimizer:
         self._most_others = 0
         self._rounds = 0
         self._newcomer: Any = None  # an optimizer that was not part of the cycle so far, and stepped in it
+        self._made_since: Any = None  # an optimizer that was made after the leader's latest step
         self.other_steps = 0  # of optimizers that end no step
         self.undecided = True  # the first cycle of optimizers is still open
         self.only = 0  # id of the optimizer that has been the only one for a while: no need to ask
+
+    def made(self, optimizer: object) -> None:
+        """A new optimizer: if it steps before the leader does again, it replaces that one (the next fold)."""
+        if self._leader is not None and not self._most_others:
+            self._made_since = weakref.ref(optimizer)
+            self.only = 0
 
     def new_batch(self) -> int:
         """A batch was fetched: the first cycle, if one is open, is complete.
@@ -61,7 +68,7 @@ class LeadingOptimizer:
         if key == self._leader:
             self._most_others = max(self._most_others, self._others)
             self._others = 0
-            self._newcomer = None
+            self._newcomer = self._made_since = None
             self._rounds += 1
             if self._rounds >= 4 and not self._most_others:
                 self.only = key
@@ -69,7 +76,8 @@ class LeadingOptimizer:
         self._others += 1
         self.other_steps += 1
         self.only = 0
-        if self._others > self._patience() or self._alive() is None:
+        is_new = self._made_since is not None and self._made_since() is optimizer
+        if is_new or self._others > self._patience() or self._alive() is None:
             self._refs[key] = weakref.ref(optimizer)
             self._lead(key)
             return ENDS_STEP
@@ -97,5 +105,5 @@ class LeadingOptimizer:
         self.undecided = False
         self._alive = self._refs[key]
         self._refs = {key: self._alive}
-        self._newcomer = None
+        self._newcomer = self._made_since = None
         self._others = self._most_others = self._rounds = self.other_steps = 0

@@ -38,7 +38,6 @@ class Rank:
 def open_rank(torch: Any, run_dir: str, tensor: Any, measured: int, missing: Sequence[str]) -> Rank:
     """Open the recording of this process; `tensor` is the first one that was trained, if one is known."""
     who = identity.identify(torch)
-    switch_ns, row_ns = _own_cost_ns()
     kind = getattr(getattr(tensor, "device", None), "type", "cpu")
     device = None if kind in ("cpu", "meta") else TorchDevice(torch, kind, tensor.device.index or 0)
     if device is None:
@@ -50,7 +49,7 @@ def open_rank(torch: Any, run_dir: str, tensor: Any, measured: int, missing: Seq
         "identity": who,
         "process": identity.describe_process(torch),
         "device": {"type": kind} if device is None else _about(device),
-        "overhead": {"switch_ns": switch_ns, "row_ns": row_ns, "in_c": c_module is not None},
+        "overhead": {**_own_cost_ns(), "in_c": c_module is not None},
         "slots": SLOTS,
         "missing": list(missing),
     }
@@ -76,6 +75,16 @@ def _open_writer(folder: str, who: dict[str, Any], header: dict[str, Any]) -> tu
     raise FileExistsError(f"{folder}: {MOST_NAMES} recordings of process {who['pid']}")
 
 
+def timed_resident_bytes() -> tuple[int | None, int]:
+    """The memory of this process, and the nanoseconds of CPU that reading it took.
+
+    The thread's own time: what it waited for a core, on a busy machine, is not what a reading costs.
+    """
+    began = time.thread_time_ns()
+    resident = resident_bytes()
+    return resident, time.thread_time_ns() - began
+
+
 def resident_bytes() -> int | None:
     """Memory of this process; None where there is no /proc. No descriptor is kept: see EventLog."""
     try:
@@ -85,11 +94,13 @@ def resident_bytes() -> int | None:
         return None
 
 
-def _own_cost_ns() -> tuple[int, int]:
-    """What one timed call costs here, and what a step costs besides: measured on scratch objects.
+def _own_cost_ns() -> dict[str, int]:
+    """What recording costs here, measured on scratch objects: a timed call, a wrapped call that only passes,
+    a row, and what a step costs besides.
 
-    A step has about two calls that go through a Python function as well, zero_grad and the optimizer's step.
-    Nothing of torch runs here: the user's profiler or mode would see it.
+    The C switch measures its own part in real steps (layout.LIVE_OWN), so that these only count for short
+    runs and for what it does not see: calls that pass, and the Python functions around zero_grad and the
+    optimizer's step. Nothing of torch runs here: the user's profiler or mode would see it.
     """
     scratch = Switch()
     scratch.thread = threading.get_ident()
@@ -101,8 +112,22 @@ def _own_cost_ns() -> tuple[int, int]:
     empty_ns, call_ns, wrapped_ns, row_ns = (
         _cold_ns(function) for function in (nothing, call, wrapped, lambda: scratch.publish(scratch.since, 0))
     )
-    step_ns = max(row_ns - empty_ns, 0) + 2 * max(wrapped_ns - call_ns, 0)
-    return max(call_ns - empty_ns, 0), step_ns
+    scratch.thread = -1
+    step_ns = 2 * max(wrapped_ns - call_ns, 0)
+    return {
+        "switch_ns": max(call_ns - empty_ns, 0),
+        "row_ns": max(row_ns - empty_ns, 0) + step_ns,
+        "pass_ns": max(_hot_ns(call) - _hot_ns(nothing), 0),
+        "step_ns": step_ns,
+    }
+
+
+def _hot_ns(function: Callable[[], object], rounds: int = 100) -> int:
+    """Cost of one of many calls in a row, as those of a model's submodules are."""
+    began = time.perf_counter_ns()
+    for _ in range(rounds):
+        function()
+    return (time.perf_counter_ns() - began) // rounds
 
 
 def _cold_ns(function: Callable[[], object], rounds: int = 25) -> int:

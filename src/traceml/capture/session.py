@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from traceml.capture.c_module import c_module
 from traceml.capture.device import Device, DeviceClock
-from traceml.capture.events import EventLog
+from traceml.capture.events import EventLog, note_early
 from traceml.capture.gradients import GradientWatch
 from traceml.capture.identity import trained_parameters
 from traceml.capture.inputs import Inputs, LoaderStart
 from traceml.capture.leading_optimizer import ENDS_STEP, NOTHING, LeadingOptimizer
+from traceml.capture.other_thread import OtherThread
 from traceml.capture.process_end import close_with_worker, fatal_error
-from traceml.capture.rank import open_rank, resident_bytes
+from traceml.capture.rank import open_rank, timed_resident_bytes
 from traceml.capture.rows import into_writer, merged, taken_apart
-from traceml.capture.slots import PASS, PENDING_EVAL, ROW, is_wait
+from traceml.capture.slots import PASS, PENDING_EVAL, ROW, SKIPPED, is_wait
 from traceml.capture.switch import Switch
 from traceml.capture.unended_steps import UnendedSteps
 from traceml.capture.user_phases import UserPhases
+from traceml.capture.wrap import deep_is_asked
 from traceml.errors import failsafe
 from traceml.recording import layout
 from traceml.recording.writer import RecordingWriter
 from traceml.schema import catalog as c
 
 MEMORY_EVERY_NS: Final = 50_000_000
+MEMORY_REST: Final = 1000  # times as long as a reading took: after a sleep that is ten times as long
 
 
 class Session:
@@ -53,29 +56,33 @@ class Session:
 
     def begin(self) -> None:
         """A fresh start: at installation, and again in a forked child, which is its own process."""
-        self.switch = _renewed(self.switch)
+        self.switch.__init__()  # type: ignore[misc]  # in place: the patches hold on to this object
+        self.switch.thread = threading.get_ident()
         self.writer: RecordingWriter | None = None
         self.closed = False
         self.device: Device | None = None
         self.device_clock: DeviceClock | None = None
         self.events = EventLog()
-        self.leader = LeadingOptimizer()
+        self.leader, self.other_thread = LeadingOptimizer(), OtherThread()
         self.stepping = False  # a training step is under way or done: before it is start-up
         self.failed_in, self.failure = c.WAIT_START, 0  # and the exception that is on its way out
+        self.framework_loops = 0  # a framework's loop runs: its optimizer steps are the steps
         self.aborted = False  # an exception left a phase; the next batch drops the step
         self.end_after_backward = False
         self.switch.count_nodes = getattr(self.torch.autograd, "_get_sequence_nr", None)
         self.inputs = Inputs(self.switch, self.torch, self)
-        self.memory_due = 0
-        self.first_row = b""
+        self.memory_due, self.first_row = 0, b""
         self.has_optimizer = False  # one has stepped
         self.unended = UnendedSteps(self.switch)
         self.user_phases = UserPhases()
         self.gradients = GradientWatch(self.switch)
+        self.deep: Any = None
 
     def adopt_thread(self) -> bool:
-        """Training turns out to run on this thread, not on the one that imported torch."""
-        if self.writer is not None or self.switch.thread == -1 or self.run_dir is None:
+        """Training turns out to run on this thread, not on the one that imported torch or trained before."""
+        if self.switch.thread == -1 or self.run_dir is None:
+            return False
+        if not self.other_thread.takes_over(self.switch):
             return False
         self.switch.thread = threading.get_ident()
         self.switch.current = c.WAIT_START
@@ -86,16 +93,16 @@ class Session:
         """Stop recording for good; every patch passes straight through from now on."""
         self.switch.thread = -1
         self.switch.attention = 0
-        if self.writer is not None:
+        self.switch.layers = None
+        if self.writer is not None and not self.closed:
             self.writer.close(layout.STATE_LOST)
 
     def note_failure(self, line: str) -> None:
         """A part of capture failed: the summary says so, also if this process never gets a recording."""
-        log = self.events
         if self.writer is None and self.run_dir is not None:
-            log = EventLog()
-            log.open(os.path.join(self.run_dir, layout.FOLDER, layout.EARLY_EVENTS))
-        log.add("capture_failed", self.step + 1, time.perf_counter_ns(), message=line, pid=os.getpid())
+            note_early(self.run_dir, "capture_failed", line)
+        else:
+            self.events.add("capture_failed", self.step + 1, time.perf_counter_ns(), message=line)
 
     def look_closer(self) -> None:
         """Something is unusual: the next forward, backward, fetch and end of step take the long way."""
@@ -113,26 +120,17 @@ class Session:
     def fetch_begins(self, iterator: Any) -> int:
         """A batch is asked for; returns its role. A step that failed, or that a newcomer ended, is over."""
         inputs = self.inputs
-        if inputs.used and not inputs.is_open(iterator):
-            inputs.resolve(c.VALIDATION)  # the loader before fed no backward pass
-        role = getattr(iterator, "_traceml_role", None)
-        if role is None and not self.torch.is_grad_enabled():
-            role = iterator._traceml_role = c.VALIDATION
-        inputs.feeds_validation = role == c.VALIDATION
-        if role == c.VALIDATION:
+        role = inputs.role_of(iterator)
+        if role in (c.VALIDATION, SKIPPED):
             self.look_closer()
-            return c.VALIDATION
+            return role
         if self.aborted:
             self.drop_step()
         elif self.leader.new_batch() == ENDS_STEP and not self.switch.blocks and is_wait(self.switch.current):
             self.end_step(self.switch.clock())
         else:
             self._end_without_optimizer()
-        return int(role) if role is not None else inputs.open(iterator, self.stepping)
-
-    def fetched(self, batch: Any, is_open: bool = False) -> None:
-        """A batch of a loader that is, or may be (`is_open`), the training loader."""
-        self.inputs.fetched(batch, is_open)
+        return role if role is not None else inputs.open(iterator, self.stepping)
 
     def fetch_stopped(self, iterator: Any) -> None:
         """The iterator has no more batches: if they were used without gradients only, it was validation."""
@@ -149,8 +147,6 @@ class Session:
         """A loader that feeds the training was started."""
         duration = start.ended - start.began
         self.events.add("epoch_start", self.step + 1, start.began, duration, workers=start.workers)
-
-    # ---- forward, backward, optimizer -----------------------------------------------------------
 
     def enter_forward(self, module: Any, args: Any, kwargs: Any) -> int:
         """An outermost module call that needs a look: evaluation, a first batch, no loader in sight."""
@@ -269,8 +265,6 @@ class Session:
             self.unended.keep(self.writer)
         self.look_closer()
 
-    # ---- steps ----------------------------------------------------------------------------------
-
     def drop_step(self) -> None:
         """The step will never complete: nothing is published, its time is a gap."""
         now = self.switch.clock()
@@ -286,6 +280,8 @@ class Session:
             self.become_rank(None)
             if self.writer is None:
                 return
+        if c_module is not None and c_module.was_truncated():
+            raise OSError(f"{self.writer.path} was truncated by another program")
         if self.inputs.unresolved:
             self.inputs.resolve(c.INPUT)
         switch = self.switch
@@ -306,6 +302,8 @@ class Session:
         self.aborted = False
         self.gradients.step_ended()
         self._choose_path(now)
+        if self.deep is not None:
+            self.deep.step_ended(now)
 
     def _choose_path(self, now: int) -> None:
         """What the calls of the next step need: C alone, or a look."""
@@ -339,11 +337,16 @@ class Session:
         self.switch.flags = rank.measured
         into_writer(self.switch, rank.writer, 0)
         self.switch.show_in(rank.writer.live, layout.LIVE_PHASE)
+        self.other_thread.show_in(rank.writer.live)
         self.events.open(rank.stem + ".events.jsonl")
         self.user_phases.use(rank.writer)
         if rank.device is not None:
             self.use_device(rank.device, rank.stem + ".device", {**rank.header, "kind": "device"})
         close_with_worker(self.close)
+        if deep_is_asked():
+            from traceml.capture.deep import start
+
+            self.deep = start(self.torch, self.switch, self.device, rank.stem)
 
     def use_device(self, device: Device, path: str, header: dict[str, Any]) -> None:
         """Time on this accelerator too: its rows go to a recording of their own."""
@@ -362,8 +365,8 @@ class Session:
         self.device = self.device_clock = None
 
     def _read_memory(self, now: int) -> None:
-        self.switch.reading_due = now + MEMORY_EVERY_NS
-        resident = resident_bytes()
+        resident, took = timed_resident_bytes()
+        self.switch.reading_due = now + max(MEMORY_EVERY_NS, MEMORY_REST * took)
         if resident is not None:
             self.switch.rss = resident
             self.switch.flags |= c.FLAG_RSS
@@ -389,10 +392,3 @@ class Session:
         if self.device_clock is not None:
             self.device_clock.poll()
         self.writer.close()
-
-
-def _renewed(old: Switch) -> Switch:
-    """Reset in place: the patches hold on to this object."""
-    old.__init__()  # type: ignore[misc]
-    old.thread = threading.get_ident()
-    return old

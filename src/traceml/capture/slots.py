@@ -24,6 +24,8 @@ PENDING_NO_GRAD: Final = -3
 PENDING_GAP: Final = -4
 """Between two of them."""
 FIRST_SLOT: Final = PENDING_GAP
+SKIPPED: Final = c.WAIT_START
+"""A batch that a resumed training skips: nobody waits for input there."""
 
 PASS: Final = -9
 """Answer of `enter`: another thread, or already inside a phase; the call passes straight through."""

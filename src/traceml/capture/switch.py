@@ -8,6 +8,7 @@ construction. No torch here, no files: integers and one clock.
 from __future__ import annotations
 
 import resource
+import sys
 import time
 from collections.abc import Callable
 from threading import get_ident
@@ -80,6 +81,8 @@ class PythonSwitch:
         self.step_flags = 0  # of the running step
         self.input_from = 0  # the wait place whose time is input, if it is not 0
         self.fast_end = self.leader = self.reading_due = 0
+        self.visit = sys.maxsize  # steps before this one need no Python
+        self.layers: Any = None  # in a sampled step of deep mode: (begin, end) of modules, of backward passes
         self.row_map: Any = None
         self.row_at = self.row_end = self.row_size = 0
         self.forget_counts()
@@ -335,6 +338,7 @@ class PythonSwitch:
         ends = (
             self.fast_end and not self.attention and id(optimizer) == self.leader and now < self.reading_due
         )
+        ends = ends and self.step + 1 < self.visit
         if not ends or self.row_at >= self.row_end or not IS_WAIT[self.current]:
             return now
         self.publish(now, 0)

@@ -8,6 +8,7 @@ a plain function instead, which torch.compile looks through and pickle finds by 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any, Final
@@ -52,6 +53,8 @@ def seam(
 ) -> Callable[..., Any]:
     """`original` timed as `slot`: in C if that is there, else by `twin`."""
     made: Callable[..., Any] = twin
+    if c_module is None and deep_is_asked():
+        made = _through_layers(twin, switch, kind)
     if c_module is not None:
         made = c_module.Seam(original, twin, failed, extra, switch, kind, slot)
         for name in FUNCTION_ATTRIBUTES:
@@ -60,6 +63,32 @@ def seam(
     functools.update_wrapper(made, original)
     setattr(made, ORIGINAL, original)
     return made
+
+
+def deep_is_asked() -> bool:
+    """Whether `traceml deep` started us, or TRACEML_DEEP is set for a script that calls traceml.init()."""
+    return os.environ.get("TRACEML_DEEP", "").lower() not in ("", "0", "false", "no", "off")
+
+
+def _through_layers(twin: Callable[..., Any], switch: Switch, kind: int) -> Callable[..., Any]:
+    """What `_switch.c` does in a sampled step of deep mode, for a Python without it."""
+    if kind not in (FORWARD, BACKWARD):
+        return twin
+
+    def call(first: Any, *args: Any, **kwargs: Any) -> Any:
+        if switch.layers is None:
+            return twin(first, *args, **kwargs)
+        begin, end = switch.layers[2 * kind : 2 * kind + 2]
+        began, failed = begin(first), True
+        try:
+            result = twin(first, *args, **kwargs)
+            failed = False
+        finally:
+            if began is not None:
+                end(began, failed)
+        return result
+
+    return call
 
 
 def seen_through(
@@ -92,7 +121,7 @@ def timed(
 ) -> Callable[..., Any]:
     """`original`, charged to `slot` when the training thread calls it outside any other phase.
 
-    `done(began, ended)` is called after each completed call.
+    `done(began, ended)` is called after each completed call. A checkpoint may be saved inside validation.
     """
     enter = switch.enter_compute if slot == c.OPTIMIZER else switch.enter
     leave = switch.leave
@@ -100,7 +129,8 @@ def timed(
     def timed_call(*args: Any, **kwargs: Any) -> Any:
         before = switch.current
         try:
-            outer = enter(slot)
+            saves = slot == c.CHECKPOINT and before == c.VALIDATION and get_ident() == switch.thread
+            outer = switch.enter_inside(slot) if saves else enter(slot)
             if outer == PASS:
                 return original(*args, **kwargs)
             began = switch.since

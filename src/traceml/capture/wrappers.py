@@ -89,13 +89,14 @@ def wrap_backward(original: Function, session: Session) -> Function:
     switch = session.switch
     begins = failsafe("start of recording", None, session.off)(session.backward_begins)
     ended = failsafe("end of a step", None, session.off)(session.backward_ended)
+    adopts = failsafe("following training to another thread", False)(session.adopt_thread)
     failed = _failed(session)
 
     def backward(*args: Any, **kwargs: Any) -> Any:
         before = switch.current
         try:
             outer = switch.enter_compute(c.BACKWARD)
-            if outer == PASS and session.adopt_thread():
+            if outer == PASS and adopts():
                 outer = switch.enter_compute(c.BACKWARD)
             if outer == PASS:
                 return original(*args, **kwargs)
@@ -128,7 +129,11 @@ def wrap_next(original: Function, session: Session) -> Function:
     """`__next__` of PyTorch's loader iterators: the training thread waits for a batch."""
     switch = session.switch
     begins = failsafe("loader detection", c.INPUT, session.off)(session.fetch_begins)
-    fetched = failsafe("counting the samples of a batch", None)(session.fetched)
+
+    @failsafe("counting the samples of a batch", None)
+    def fetched(batch: Any, is_open: bool = False) -> None:
+        session.inputs.fetched(batch, is_open)
+
     stopped = failsafe("loader detection", None, session.off)(session.fetch_stopped)
 
     def __next__(self: Any) -> Any:
@@ -223,16 +228,25 @@ def wrap_scaler_step(original: Function, session: Session) -> Function:
 
 
 def wrap_patch_step_function(original: Function, session: Session) -> Function:
-    """Where PyTorch prepares an optimizer class for its first instance: we do the same, once per class."""
+    """Where PyTorch prepares an optimizer's class when one is made: we do the same, once per class."""
     wrap_class = failsafe("optimizer detection", None, session.off)(wrap_optimizer_class)
+    made = failsafe("optimizer detection", None, session.off)(_optimizer_made)
 
     @functools.wraps(original)
     def _patch_step_function(self: Any) -> None:
         original(self)
         wrap_class(type(self), session)
+        made(self, session)
 
     setattr(_patch_step_function, ORIGINAL, original)
     return _patch_step_function
+
+
+def _optimizer_made(optimizer: Any, session: Session) -> None:
+    """The leader's next step must not take the fast path: it decides whether this one replaces it."""
+    if get_ident() == session.switch.thread:
+        session.leader.made(optimizer)
+        session.switch.leader = 0
 
 
 def wrap_optimizer_class(cls: Any, session: Session) -> None:

@@ -13,11 +13,12 @@ from typing import Final
 import msgspec
 
 from traceml.cli.main import Parser, one_of, show
-from traceml.cli.view import current
+from traceml.cli.view import current, write_page
 from traceml.compare.compare import compare
 from traceml.errors import CommandError, printable, say
-from traceml.present import compare_markdown, compare_text
-from traceml.runs import summary_file
+from traceml.monitor.result import encode
+from traceml.present import compare_markdown, compare_text, page
+from traceml.runs import mlflow_artifact, summary_file
 from traceml.runs.atomic import write_atomic
 from traceml.runs.summary_file import Reading
 from traceml.schema import fmt
@@ -27,6 +28,12 @@ from traceml.schema.comparison import INCONCLUSIVE, MIXED, REGRESSION, WORSE, Co
 def to_json(found: Comparison) -> str:
     """The comparison as JSON."""
     return msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
+
+
+def to_page(found: Comparison, a: Sequence[Reading], b: Sequence[Reading]) -> bytes:
+    """The comparison for the browser, with the summaries if each side is one run."""
+    one, other = (encode(side[0].summary) if len(side) == 1 else None for side in (a, b))
+    return page.of_comparison(to_json(found).encode(), one, other)
 
 
 FORMATS: Final[dict[str, Callable[[Comparison], str]]] = {
@@ -45,7 +52,8 @@ USAGE: Final = """traceml compare A B [options]
        traceml compare --a RUN [RUN ...] --b RUN [RUN ...] [options]"""
 DESCRIPTION: Final = """\
 Compare two runs. A is the run before a change, B the run after it; every delta is B - A.
-Name a run by its folder, its final_summary.json, or its name under logs/."""
+Name a run by its folder, its final_summary.json, its name under logs/, or as mlflow:<run id>
+(with MLFLOW_TRACKING_URI) if its summary is kept there, as by `traceml run --report-to mlflow`."""
 EPILOG: Final = """\
 examples:
   traceml compare before after
@@ -73,6 +81,13 @@ def parser() -> Parser:
         default="text",
         metavar="FORMAT",
         help=f"what to print: {', '.join(FORMATS)} (default: text)",
+    )
+    made.add_argument(
+        "--html",
+        nargs="?",
+        const="",
+        metavar="OUT",
+        help="also write a page for the browser (default: compare-<A>-<B>.html)",
     )
     made.add_argument(
         "--fail-on",
@@ -110,16 +125,23 @@ def main(words: list[str]) -> int:
     """Read both sides, compare them, write the two files, print, and choose the exit code."""
     given = parser().parse_args(words)
     logs = Path(given.logs_dir)
-    a, b = ([current(summary_file.locate(name, logs)) for name in side] for side in sides(given))
-    found = compare([r.summary for r in a], [r.summary for r in b], _refs(a), _refs(b))
-    notes = [note for reading in (*a, *b) for note in reading.notes]
-    found = replace(found, warnings=[*found.warnings, *notes])
+    a, b = ([reading(name, logs) for name in side] for side in sides(given))
+    found = compared(a, b)
     printed = FORMATS[given.format](found)
     base = base_path(given.output, a, b)
     write(found, base)
     show(printed, is_json=given.format == "json")
     say(f"wrote {base}.json and .txt")
+    if given.html is not None:
+        write_page(given.html or f"compare-{_side_name(a)}-{_side_name(b)}.html", to_page(found, a, b))
     return exit_code(found, given.fail_on, given.max_step_time_regression)
+
+
+def reading(name: str, logs: Path) -> Reading:
+    """The summary that is meant: of a file, a run folder, a run's name, or a run of MLflow."""
+    if name.startswith(mlflow_artifact.PREFIX):
+        return mlflow_artifact.read(name)
+    return current(summary_file.locate(name, logs))
 
 
 def sides(given: argparse.Namespace) -> tuple[list[str], list[str]]:
@@ -132,6 +154,13 @@ def sides(given: argparse.Namespace) -> tuple[list[str], list[str]]:
         several = "for several runs per side use --a a1 a2 --b b1 b2"
         raise CommandError(f"give two runs, A and B ({len(given.runs)} given); {several}")
     return [given.runs[0]], [given.runs[1]]
+
+
+def compared(a: Sequence[Reading], b: Sequence[Reading]) -> Comparison:
+    """The comparison of two sides, with what was odd about their files."""
+    found = compare([r.summary for r in a], [r.summary for r in b], _refs(a), _refs(b))
+    notes = [note for reading in (*a, *b) for note in reading.notes]
+    return replace(found, warnings=[*found.warnings, *notes])
 
 
 def _refs(readings: Sequence[Reading]) -> list[RunRef]:

@@ -83,9 +83,14 @@ class Command:
 
 COMMANDS = (
     Command("run", "run a training command and print a diagnosis when it ends"),
+    Command("deep", "the same, and measure layers: their time and memory"),
+    Command("watch", "live view of a run that is going on, in the terminal"),
     Command("view", "print the summary of a run again"),
     Command("compare", "compare two runs: what changed, and is it real or noise"),
     Command("runs", "list the runs in a folder"),
+    Command("export", "write steps, samples and events to CSV, Parquet, SQLite or a Perfetto trace"),
+    Command("ui", "show runs in the browser, finished and running ones"),
+    Command("metrics", "serve a run to monitoring systems, for --prometheus and --otlp", hidden=True),
     Command("attach", "watch a process that called traceml.init(), which starts this", hidden=True),
 )
 

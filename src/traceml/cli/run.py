@@ -6,18 +6,22 @@ import errno
 import os
 import shutil
 import sys
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from traceml.cli.main import show
 from traceml.errors import CommandError, failsafe, say
 from traceml.monitor import launch, native
 from traceml.monitor.child import Child, end_like
+from traceml.monitor.dashboard import open_servers
+from traceml.monitor.display import Display
 from traceml.monitor.loop import Monitor
 from traceml.monitor.mirror import Mirror
 from traceml.monitor.relay.background import Relay
 from traceml.monitor.this_node import ThisNode, find_this_node
 from traceml.runs import folder as run_folder
+from traceml.schema.modes import WATCH_ONLY
 from traceml.settings import SETTINGS, Settings, is_disabled, resolve
 from traceml.settings_file import read_file_settings
 
@@ -49,10 +53,16 @@ def main(words: list[str]) -> int:
         return 0
     if not parsed.target:
         raise CommandError("give a script, `-m module` or a command: traceml run train.py")
+    return run(parsed)
+
+
+def run(parsed: Parsed, mode: str | None = None) -> int:
+    """Run what was asked for; `mode` stands above the setting."""
     if parsed.disabled or is_disabled(os.environ):
         return native.run(parsed.target, parsed.arguments, parsed.is_module, parsed.flags)
     launch.keep_standard_files_apart()
     settings = resolve(parsed.flags, *read_file_settings(Path()))
+    settings = replace(settings, mode=mode) if mode is not None else settings
     name = parsed.target.rpartition(".")[2] if parsed.is_module else parsed.target
     node = find_this_node(settings, os.environ, run_folder.plain_stem(name))
     command = _command(parsed, settings, node)
@@ -62,18 +72,25 @@ def main(words: list[str]) -> int:
         say(f"no folder for the recording ({problem.strerror}); running the command without TraceML")
         return native.become(command, launch.given_environment())
     home, folder = folder, run_folder.recorded_in(folder)
-    child = _start(command, folder)
-    # For the monitor only. At the process limit the threads of a numerical library would be fatal to it.
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    code = failsafe("watching the run", None)(_watch)(child, command, settings, node, folder, home)
-    return end_like(child.wait_to_the_end() if code is None else code)
+    with closing(Display(settings.mode, folder, node.is_first, settings.quiet)) as display:
+        child = _start(command, folder, settings, display)
+        # For the monitor only. At the process limit the threads of a numerical library would be fatal to it.
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"
+        watch = failsafe("watching the run", None)(_watch)
+        code = watch(child, command, settings, node, folder, home, display)
+        code = child.wait_to_the_end() if code is None else code
+    return end_like(code)
 
 
-def _start(command: list[str], folder: Path) -> Child:
+def _start(command: list[str], folder: Path, settings: Settings, display: Display) -> Child:
     given = launch.given_environment()
+    is_watched = settings.mode == WATCH_ONLY
+    made = launch.injected_environment(given, folder, settings)
+    made = launch.native_environment(given) if is_watched else made
     try:
-        return Child(command, launch.injected_environment(given, folder))
+        return Child(command, display.environment(made))
     except OSError as problem:
+        display.close()
         shutil.rmtree(folder, ignore_errors=True)
         if problem.errno in (errno.EAGAIN, errno.ENOMEM):
             say("no second process can be started here (process limit); running the command without TraceML")
@@ -82,15 +99,31 @@ def _start(command: list[str], folder: Path) -> Child:
 
 
 def _watch(
-    child: Child, command: list[str], settings: Settings, node: ThisNode, folder: Path, home: Path
+    child: Child,
+    command: list[str],
+    settings: Settings,
+    node: ThisNode,
+    folder: Path,
+    home: Path,
+    display: Display,
 ) -> int:
     """From the start of the command to the verdict; returns the command's exit code."""
     relay, mirror = Relay(node, folder, home, os.environ), Mirror(folder, home)
     safe_rows = mirror.safe_rows + ([] if node.is_first else [relay.safe_rows])
     monitor = Monitor(folder, command, settings, safe_rows)
-    code = monitor.watch(child.wait)
+    if settings.mode == WATCH_ONLY:
+        from traceml.monitor.uncaptured import note_process
+
+        note_process(folder, child.pid)
+    servers = open_servers(settings, home) if node.is_first else []
+    code = monitor.watch(display.poll(child.wait))
+    display.close()
+    display.show_last_output(code)
     quiet = settings.quiet or not node.is_first
     monitor.finish(code, child.signals, relay.close, mirror.close, quiet)
+    display.say_where_output_is(home)
+    for server in servers:  # only now, so that they see the result
+        server.close()
     return code
 
 

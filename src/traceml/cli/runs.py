@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -45,7 +46,8 @@ def main(words: list[str]) -> int:
     parser.add_argument("--reverse", action="store_true", help="reverse the order, for example newest first")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     given = parser.parse_args(words)
-    runs = in_order(list_runs(Path(given.logs)), given.sort, given.reverse)
+    is_new = given.logs == parser.get_default("logs") and not _is_there(given.logs)
+    runs = [] if is_new else in_order(list_runs(Path(given.logs)), given.sort, given.reverse)
     if given.json:
         show(msgspec.json.format(msgspec.json.encode(runs), indent=2).decode() + "\n", is_json=True)
     elif runs:
@@ -53,6 +55,16 @@ def main(words: list[str]) -> int:
     else:
         show(f"No runs in {printable(given.logs)}. `traceml run train.py` creates one.\n")
     return 0
+
+
+def _is_there(path: str) -> bool:
+    """Before the first run there is no folder, and that is no error."""
+    try:
+        os.listdir(os.getcwd())
+        os.lstat(path)
+    except OSError as problem:
+        return problem.filename != path or not isinstance(problem, FileNotFoundError)
+    return True
 
 
 def in_order(runs: list[ListedRun], column: str, reverse: bool) -> list[ListedRun]:

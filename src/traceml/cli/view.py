@@ -10,12 +10,19 @@ from typing import Final
 
 from traceml.cli.main import Parser, show
 from traceml.errors import CommandError, say
-from traceml.monitor.result import build, encode, has_more, write
+from traceml.monitor.result import build, encode, has_more, report, write
 from traceml.present.text import render
 from traceml.runs import summary_file
+from traceml.runs.atomic import write_atomic
 from traceml.runs.folder import RECORDING
 from traceml.runs.liveness import monitor_lives, this_process
-from traceml.runs.manifest import SUMMARY_JSON, read_manifest, recovered_manifest, write_manifest
+from traceml.runs.manifest import (
+    SUMMARY_JSON,
+    SUMMARY_PAGE,
+    read_manifest,
+    recovered_manifest,
+    write_manifest,
+)
 from traceml.runs.summary_file import Reading
 from traceml.schema.summary import Summary
 
@@ -26,7 +33,8 @@ EPILOG: Final = """\
 examples:
   traceml view my_run                         the run in logs/my_run
   traceml view logs/my_run/final_summary.json
-  traceml view my_run --json | jq .primary_diagnosis"""
+  traceml view my_run --json | jq .primary_diagnosis
+  traceml view my_run --html                  one file for the browser"""
 
 
 def main(words: list[str]) -> int:
@@ -36,6 +44,13 @@ def main(words: list[str]) -> int:
         "run", metavar="RUN", help="a run folder, a final_summary.json, or a name under logs/"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument(
+        "--html",
+        nargs="?",
+        const="",
+        metavar="OUT",
+        help="write a page for the browser instead (default: final_summary.html in the run folder)",
+    )
     parser.add_argument(
         "--logs-dir", default="logs", metavar="DIR", help="folder to look up run names in (default: logs)"
     )
@@ -50,8 +65,27 @@ def main(words: list[str]) -> int:
     given = parser.parse_args(words)
     logs = Path(given.logs_dir)
     summary = merge(given.run, logs, given.merge) if given.merge else load(given.run, logs)
+    if given.html is not None:
+        write_page(given.html or _beside(given.run, logs), report(summary))
+        return 0
     show(encode(summary).decode() if given.json else render(summary), is_json=given.json)
     return 0
+
+
+def _beside(name: str, logs: Path) -> Path:
+    """Where the page of this run belongs: in its folder, or next to the given file."""
+    path = summary_file.find(name, logs)
+    return path / SUMMARY_PAGE if os.path.isdir(path) else path.with_suffix(".html")
+
+
+def write_page(path: str | Path, content: bytes) -> None:
+    """Write it, and say where it is."""
+    try:
+        write_atomic(Path(path), content)
+    except (OSError, ValueError) as problem:
+        reason = getattr(problem, "strerror", None) or str(problem)
+        raise CommandError(f"{summary_file.shown(Path(path))}: cannot be written ({reason})") from None
+    say(f"wrote {path}")
 
 
 def load(name: str, logs: Path) -> Summary:

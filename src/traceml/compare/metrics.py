@@ -165,7 +165,8 @@ def movers(a: Runs, b: Runs, found: dict[str, Change]) -> list[Mover]:
     keys = _own_work([*before.values(), *after.values()])
     deltas = {rank: {k: _delta(before[rank], after[rank], k) or 0.0 for k in keys} for rank in ranks}
     totals = {rank: sum(deltas[rank].values()) for rank in ranks}
-    typical = statistics.median_low(totals.values())
+    middle = statistics.median_low(totals.values()), statistics.median_high(totals.values())
+    typical = min(middle, key=abs)  # of two ranks, the one that changed less
     apart = [rank for rank in ranks if abs(totals[rank] - typical) >= APART * abs(step.delta)]
     if not apart or len(apart) > len(ranks) / 2:
         return []

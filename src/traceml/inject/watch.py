@@ -31,6 +31,7 @@ class ImportWatch:
     def __init__(self):
         self.waiting = {}
         self.done = set()
+        self.unfinished = set()  # names whose import had begun before we came
         self.asking = set()  # names that the other finders are being asked for; one of them may ask us back
 
     def when_imported(self, name, callback):
@@ -40,6 +41,8 @@ class ImportWatch:
             callback(module)
             return
         self.waiting.setdefault(name, []).append(callback)
+        if module is not None:
+            self.unfinished.add(name)
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
 
@@ -48,7 +51,17 @@ class ImportWatch:
         for callback in self.waiting.pop(module.__name__, ()):
             callback(module)
 
+    def look_again(self):
+        for name in list(self.unfinished):
+            module = sys.modules.get(name)
+            if module is None or not getattr(module.__spec__, "_initializing", False):
+                self.unfinished.discard(name)
+                if module is not None:
+                    self.imported(module)
+
     def find_spec(self, name, path=None, target=None):
+        if self.unfinished:
+            self.look_again()
         if name not in self.waiting or name in self.asking:
             return None
         self.asking.add(name)

@@ -47,6 +47,10 @@ class Child:
                 raise
             self._process = _start(command, environment, ignores_sigchld)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def wait(self, seconds: float) -> int | None:
         """The exit code (negative: the signal that killed it), or None after at most `seconds`."""
         code = self._process.poll()

@@ -15,15 +15,21 @@ class CpuQuota:
     throttled_us: int | None
 
 
-def read_quota(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc/self/cgroup")) -> CpuQuota:
-    """The tightest quota between our own cgroup and the root."""
-    cores: float | None = None
-    throttled: int | None = None
-    for folder in _own_groups(root, proc):
-        limit = _limit(folder)
-        if limit is not None and (cores is None or limit < cores):
-            cores, throttled = limit, _throttled_us(folder)
-    return CpuQuota(cores, throttled)
+class CpuGroups:
+    """The cgroups between our own and the root that may have a quota. They are looked for once."""
+
+    def __init__(self, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc/self/cgroup")) -> None:
+        files = ("cpu.max", "cpu.cfs_quota_us")
+        self._folders = [f for f in _own_groups(root, proc) if any((f / file).exists() for file in files)]
+
+    def quota(self) -> CpuQuota:
+        """The tightest quota of all."""
+        found = CpuQuota(None, None)
+        for folder in self._folders:
+            limit = _limit(folder)
+            if limit is not None and (found.cores is None or limit < found.cores):
+                found = CpuQuota(limit, _throttled_us(folder))
+        return found
 
 
 def _own_groups(root: Path, proc: Path) -> list[Path]:
@@ -70,5 +76,5 @@ def usable_cores() -> int:
     """Cores that this job may use, quota included."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-    quota = read_quota().cores
+    quota = CpuGroups().quota().cores
     return max(1, min(cores, round(quota))) if quota else cores

@@ -10,7 +10,14 @@ from pathlib import Path
 
 from traceml.errors import CommandError
 from traceml.monitor.this_node import ThisNode
-from traceml.settings import DISABLED_VARIABLE, KEY_VARIABLE, Settings
+from traceml.settings import (
+    DEEP_VARIABLE,
+    DISABLED_VARIABLE,
+    KEY_VARIABLE,
+    REPORT_EVERY_VARIABLE,
+    REPORT_TO_VARIABLE,
+    Settings,
+)
 
 
 def python_command(target: str, arguments: list[str], is_module: bool) -> list[str]:
@@ -75,15 +82,27 @@ def torchrun_command(plain: list[str], nproc_per_node: str, node: ThisNode) -> l
     return [*command, *plain[1:]]
 
 
-def injected_environment(environment: Mapping[str, str], run_dir: Path) -> dict[str, str]:
-    """The environment under which every Python child records into `run_dir`."""
+def injected_environment(
+    environment: Mapping[str, str], run_dir: Path, settings: Settings | None = None
+) -> dict[str, str]:
+    """The environment under which every Python child records into `run_dir`, as the settings say."""
     inject = str(Path(__file__).resolve().parent.parent / "inject")
     before = environment.get("PYTHONPATH")
     path = inject if not before else os.pathsep.join([inject, before])
     # Whether to record is decided here: TRACEML_DISABLED=no must not be read as yes further down.
     # The relay's secret is between the monitors; training never needs it.
-    kept = {k: v for k, v in environment.items() if k not in (DISABLED_VARIABLE, KEY_VARIABLE)}
-    return {**kept, "PYTHONPATH": path, "TRACEML_RUN_DIR": str(run_dir)}
+    settings = settings if settings is not None else Settings()
+    decided = {
+        DEEP_VARIABLE: "1" if settings.deep else "",
+        REPORT_TO_VARIABLE: settings.report_to or "",
+        REPORT_EVERY_VARIABLE: str(settings.report_every)
+        if settings.report_to and settings.report_every
+        else "",
+    }
+    ours = (*decided, DISABLED_VARIABLE, KEY_VARIABLE)
+    kept = {k: v for k, v in environment.items() if k not in ours}
+    asked = {k: v for k, v in decided.items() if v}
+    return {**kept, **asked, "PYTHONPATH": path, "TRACEML_RUN_DIR": str(run_dir)}
 
 
 def native_environment(environment: Mapping[str, str]) -> dict[str, str]:

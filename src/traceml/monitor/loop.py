@@ -14,12 +14,15 @@ from traceml.monitor.environment import environment_facts
 from traceml.monitor.oom import oom_kills, oom_kills_since
 from traceml.recording import layout
 from traceml.runs import manifest as manifests
+from traceml.schema.modes import WATCH_ONLY
 from traceml.settings import Settings
 
 REQUEST_EVERY_S: Final = 0.1
 YOUNG_SAMPLES: Final = 8
 YOUNG_INTERVAL_S: Final = 0.25
 """The first samples of a run come faster, so that short runs have some too."""
+LOADED_AT: Final = 5
+"""So many of them left: what makes the result is loaded now, not when the command has ended."""
 
 
 class Monitor:
@@ -94,7 +97,7 @@ class Monitor:
             manifests.save(self.folder, ended)
         from traceml.monitor.result import finish
 
-        finish(self.folder, ended, settle, quiet)
+        finish(self.folder, ended, settle, quiet, self._settings.html_report)
 
     def _prepare(self) -> None:
         # Imported only now, while the command is starting.
@@ -105,7 +108,8 @@ class Monitor:
         from traceml.recording.tail import live_tail
 
         self._tail = live_tail(self.folder)
-        self._watchdog = Watchdog(self._tail, self._settings.stall_after)
+        if self._settings.mode != WATCH_ONLY:  # which has no steps that could stop coming
+            self._watchdog = Watchdog(self._tail, self._settings.stall_after)
         self._gauges = Gauges(self.folder / layout.FOLDER, find_gpus(os.environ))
         self._roller = Roller(self.folder, safe_rows=self._safe_rows, ended=self._tail.ended)
 
@@ -127,6 +131,8 @@ class Monitor:
             self._gauges.sample(threads)
             if threads and self._young:
                 self._young -= 1
+                if self._young == LOADED_AT:
+                    import traceml.monitor.result  # noqa: F401
 
     def _answer_requests(self) -> None:
         if self._tail is None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from traceml.errors import failsafe, say
 from traceml.runs.atomic import write_atomic
 from traceml.runs.folder import RECORDING
-from traceml.runs.manifest import MANIFEST, SUMMARY_JSON, SUMMARY_TEXT
+from traceml.runs.manifest import MANIFEST, OUTPUT_LOG, SUMMARY_JSON, SUMMARY_PAGE, SUMMARY_TEXT
 
 if TYPE_CHECKING:  # imported only where it is needed
     from traceml.monitor.relay.outbox import Outbox
@@ -81,8 +81,10 @@ class Mirror:
         is_last = False
         while not is_last:
             is_last = self._stop.wait(EVERY_S)
-            for name in (MANIFEST, SUMMARY_JSON, SUMMARY_TEXT):
+            for name in (MANIFEST, SUMMARY_JSON, SUMMARY_TEXT, SUMMARY_PAGE):
                 self._copy_file(name)
+            if is_last and (self._local / OUTPUT_LOG).exists():  # it may be long: once is enough
+                shutil.copyfile(self._local / OUTPUT_LOG, self._home / OUTPUT_LOG)
             merged = catch_up(self._outbox, store)
             roller.maybe_roll(time.monotonic())
             self._complete = is_last and merged.complete

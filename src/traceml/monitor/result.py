@@ -15,10 +15,11 @@ import msgspec
 from traceml.analyze.summarize import summarize
 from traceml.analyze.totals import steps_of
 from traceml.errors import failsafe, printable
+from traceml.present import page
 from traceml.present.text import render
 from traceml.recording.tail import Tail, live_tail
 from traceml.runs.atomic import write_atomic
-from traceml.runs.manifest import SUMMARY_JSON, SUMMARY_TEXT, Manifest
+from traceml.runs.manifest import SUMMARY_JSON, SUMMARY_PAGE, SUMMARY_TEXT, Manifest
 from traceml.runs.untrusted import sound
 from traceml.schema.recorded import RunFacts
 from traceml.schema.summary import Summary
@@ -67,11 +68,19 @@ def encode_answer(summary: Summary) -> bytes:
     return msgspec.json.encode({"summary": summary, "text": render(summary)})
 
 
-FILES: Final[tuple[tuple[str, Callable[[Summary], bytes]], ...]] = (
+def report(summary: Summary) -> bytes:
+    """final_summary.html."""
+    return page.of_summary(encode(summary))
+
+
+File = tuple[str, Callable[[Summary], bytes]]
+FILES: Final[tuple[File, ...]] = (
     (SUMMARY_JSON, encode),
     (SUMMARY_TEXT, lambda summary: render(summary).encode()),
 )
 """Each file of a result, and the function that makes its content."""
+REPORT: Final[File] = (SUMMARY_PAGE, report)
+"""Only with --html-report: it is large, and `traceml view --html` makes it later."""
 
 
 def write(folder: Path, summary: Summary) -> None:
@@ -81,7 +90,9 @@ def write(folder: Path, summary: Summary) -> None:
 
 
 @failsafe("making the summary", None)
-def finish(folder: Path, manifest: dict[str, Any], settle: Callable[[], Path], quiet: bool) -> None:
+def finish(
+    folder: Path, manifest: dict[str, Any], settle: Callable[[], Path], quiet: bool, html: bool = False
+) -> None:
     """Make the summary of an ended run, write it, print it to standard error. `settle` says where it is then.
 
     Each part is guarded by itself: the verdict appears on the screen even if a file cannot be written.
@@ -89,7 +100,7 @@ def finish(folder: Path, manifest: dict[str, Any], settle: Callable[[], Path], q
     summary = build(folder, manifest, final=True)
     written = [
         name
-        for name, view in FILES
+        for name, view in (*FILES, *([REPORT] if html else []))
         if failsafe(f"writing {name}", False)(_wrote)(folder / name, view, summary)
     ]
     if not quiet:
@@ -98,7 +109,10 @@ def finish(folder: Path, manifest: dict[str, Any], settle: Callable[[], Path], q
     home = settle()
     if not quiet:
         if written:
-            sys.stderr.write(f"Summary: {_short(home / written[0])}{' and .txt' * (len(written) > 1)}\n")
+            text = " and .txt" if SUMMARY_TEXT in written[1:] else ""
+            sys.stderr.write(f"Summary: {short(home / written[0])}{text}\n")
+        if SUMMARY_PAGE in written[1:]:
+            sys.stderr.write(f"Report: {short(home / SUMMARY_PAGE)}\n")
         sys.stderr.flush()
 
 
@@ -107,7 +121,8 @@ def _wrote(path: Path, view: Callable[[Summary], bytes], summary: Summary) -> bo
     return True
 
 
-def _short(path: Path) -> str:
+def short(path: Path) -> str:
+    """A path as we print it: from the current folder, if it is in there."""
     try:
         return printable(str(path.relative_to(Path.cwd())))
     except (OSError, ValueError):

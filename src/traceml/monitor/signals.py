@@ -86,7 +86,7 @@ class Signals:
 
     def _sort(self, number: int, when: float, seen: dict[int, bool] | None) -> Arrived:
         if seen is None:  # without a witness: what the terminal's keys send reaches the whole job
-            is_key = number in KEYS and _in_foreground()
+            is_key = number in KEYS and in_foreground()
             return Arrived(number, when, not is_key and number not in OURS_ONLY, is_key)
         alone = number not in seen and number not in OURS_ONLY
         return Arrived(number, when, alone, number in KEYS and seen.get(number, False))
@@ -107,7 +107,7 @@ def _find_witness() -> Witness | None:
         return None  # the process limit: the command needs the last one more than we do
 
 
-def _in_foreground() -> bool:
+def in_foreground() -> bool:
     """Whether our process group is the one that the terminal's keys go to."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)

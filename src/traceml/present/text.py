@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from traceml.present import layers as layer_rows
 from traceml.present.columns import RULE, page, spread, table, wrap
 from traceml.schema import fmt
 from traceml.schema.catalog import Metric
+from traceml.schema.modes import WATCH_ONLY
 from traceml.schema.summary import Finding, MetricStat, Section, Summary
 
 LONGEST_NAME: Final = 36
@@ -14,17 +16,21 @@ SEVERITY: Final = {"info": "", "warn": "  (warning)", "crit": "  (critical)"}
 ALWAYS: Final = ("step_ms", "input_ms", "forward_ms", "backward_ms", "optimizer_ms", "wait_ms", "compute_ms")
 WORTH_A_ROW: Final = 0.001
 MOST_TRAININGS: Final = 16
+MOST_LAYERS: Final = 10
 
 
 def render(summary: Summary) -> str:
     """The whole text, ending in a newline."""
     lines = [RULE, *_head(summary), RULE, *_verdict(summary)]
-    if summary.step_time.diagnosis.kind != "NO_DATA" or not summary.final:
+    has_steps = summary.step_time.diagnosis.kind != "NO_DATA" or not summary.final
+    if has_steps:
         lines += ["", *_step_time(summary)]
         lines += ["", *_trainings(summary)] if summary.run.trainings else []
         lines += ["", *_run(summary)] if summary.run.parts else []
-        lines += ["", *_memory(summary), "", *_gauges(summary, "system", "System")]
-        lines += ["", *_gauges(summary, "process", "Process")]
+        lines += ["", *_memory(summary)]
+        lines += ["", *_layers(summary)] if summary.layers is not None else []
+    if has_steps or summary.run.mode == WATCH_ONLY:
+        lines += ["", *_gauges(summary, "system", "System"), "", *_gauges(summary, "process", "Process")]
     if summary.run.notes:
         lines += ["", "Notes"]
         for note in summary.run.notes:
@@ -185,6 +191,19 @@ def _memory(summary: Summary) -> list[str]:
     if len(rows) > 1:
         delta = fmt.size(section.window.head_tail_delta_bytes)
         lines += [*_number_table(rows), f"  Head/tail delta (worst rank): {delta}"]
+    return lines
+
+
+def _layers(summary: Summary) -> list[str]:
+    """The layers that take longest, of deep mode."""
+    found = summary.layers
+    assert found is not None
+    top = found.layers[:MOST_LAYERS]
+    rows = [layer_rows.heads(summary), *(layer_rows.cells(layer, summary) for layer in top)]
+    lines = [spread("Layers", layer_rows.about(found))]
+    lines += table(rows, "<<" + ">" * (len(rows[0]) - 2), most=(LONGEST_NAME, 16))
+    for line in layer_rows.foot(found, len(top)):
+        lines += wrap("  ", line)
     return lines
 
 

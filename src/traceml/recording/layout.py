@@ -23,6 +23,8 @@ FOLDER: Final = "recording"
 """In a run folder: everything that was recorded."""
 EARLY_EVENTS: Final = "early.events.jsonl"
 """In it: what processes without a recording leave behind."""
+ENDED: Final = "ended"
+"""In it: the run is over, though the process that called `traceml.init()` or `traceml.run()` goes on."""
 MAGIC: Final = b"TRACEML\x00"
 VERSION: Final = 1
 PREFIX: Final = struct.Struct("<8sIIIII")  # magic, version, header size, row size, JSON length, checksum
@@ -33,9 +35,13 @@ SEQUENCE: Final = struct.Struct("<q")
 LIVE_PHASE: Final = LIVE_OFFSET
 LIVE_STATE: Final = LIVE_OFFSET + 1
 LIVE_FAILED: Final = LIVE_OFFSET + 8  # a FAILURE: where an exception last left a phase
+LIVE_OWN: Final = LIVE_OFFSET + 24  # in C, of sampled steps: our time in ns, their number, calls that passed
+LIVE_OTHER: Final = LIVE_OFFSET + 48  # optimizer steps on threads that are not recorded
 LIVE_NAMES: Final = LIVE_OFFSET + 64
 NAME_BYTES: Final = 64
 FAILURE: Final = struct.Struct("<qq")  # the step (from 1), the phase's slot
+COUNT: Final = struct.Struct("<q")
+LIVE: Final = struct.Struct("<BB6xqqqqqq")  # all of these, from LIVE_OFFSET on
 
 LIVE_BYTES: Final = 1024
 """The part of the live area that is used."""

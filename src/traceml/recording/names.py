@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Final
 
 SETTLED_NS: Final = 2_000_000_000
-COSTLY_S: Final = 0.002
-PAUSES: Final = 50
-"""After a listing that took longer than `COSTLY_S`, this many times as long passes before the next one."""
+COSTLY_S: Final = 0.0005
+PAUSES: Final = 200
+"""After a listing that took longer than `COSTLY_S`, this many times as long passes before the next one: what
+is done with the names takes several times as long as the listing."""
 
 
 class FolderNames:
@@ -29,10 +30,11 @@ class FolderNames:
             return self._names
         changed_ns = os.stat(self._folder).st_mtime_ns
         if changed_ns != self._changed_ns:
+            cpu_s = time.thread_time()  # on a busy machine the time that passes says little
             self._names = os.listdir(self._folder)
             # A file that comes within the same tick of the file system's clock does not change it again.
             self._changed_ns = changed_ns if time.time_ns() - changed_ns > SETTLED_NS else 0
-            took_s = time.monotonic() - began_s
+            took_s = time.thread_time() - cpu_s
             self._not_before_s = began_s + PAUSES * took_s if took_s > COSTLY_S else 0.0
         return self._names
 

@@ -42,14 +42,17 @@ class Live(NamedTuple):
     state: int = layout.STATE_RUNNING
     failed_step: int = 0
     failed_in: int = 0  # the slot of the phase that an exception left in that step
+    own_ns: int = 0  # what recording cost in the steps that were sampled for it
+    own_steps: int = 0
+    own_passes: int = 0  # and how many calls of theirs were wrapped but not timed
+    other_steps: int = 0  # optimizer steps on threads that are not recorded
 
     @classmethod
     def parse(cls, data: bytes) -> Live:
         """From the bytes of the live area."""
         if len(data) < layout.LIVE_BYTES:
             return cls()
-        failure = layout.FAILURE.unpack_from(data, layout.LIVE_FAILED - layout.LIVE_OFFSET)
-        return cls(data[0], data[1], *failure)
+        return cls(*layout.LIVE.unpack_from(data))
 
 
 class RecordingReader:

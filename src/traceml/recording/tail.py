@@ -17,6 +17,7 @@ from traceml.errors import printable
 from traceml.recording import layout
 from traceml.recording.events import EventsTail
 from traceml.recording.fold import STEPS, Fold, latest_of_each_step
+from traceml.recording.layers import LayersTail
 from traceml.recording.names import FolderNames
 from traceml.recording.reader import Live, Rows, UnreadableRecording, names_of
 from traceml.recording.rollup import HEAD_ROWS, rolled_up, rollup_name
@@ -33,10 +34,12 @@ HEAD_COLUMNS: Final = ("step", "begin_ns", "end_ns")
 
 MOST_CELLS: Final = 2_000_000
 """Rows held of all ranks together: about a gigabyte once they are aligned."""
-LIVE_STEPS: Final = 200
-LIVE_CELLS: Final = 900_000
+LIVE_STEPS: Final = 128
+LIVE_CELLS: Final = 524_288
 LIVE_ROWS: Final = 5_000
 """A live view shows the newest steps only; a few more are held for ranks that are not in step."""
+MOST_OWN_NS: Final = 100_000_000
+"""Of our own cost per step; more is a damaged number."""
 MOST_PROBLEMS: Final = 20
 MOST_GAUGE_ROWS: Final = 1_000_000
 _GAUGES: Final = {"system": c.SYSTEM_COLUMNS, "process": c.PROCESS_COLUMNS}
@@ -177,7 +180,7 @@ class RankTail:
 
     def __init__(self, folder: str, name: str) -> None:
         self.name = name
-        stem = name.removesuffix(".steps")
+        self._stem = stem = name.removesuffix(".steps")
         self.steps = _rows_tail(os.path.join(folder, name), c.STEP_COLUMNS, STEPS)
         self.header = checked(self.steps.header, self.steps.path)
         self.identity = identity_of(self.header)
@@ -185,6 +188,7 @@ class RankTail:
         self._device_name = f"{stem}.device"
         self._rollup, self._device_rollup = rollup_name(name), rollup_name(self._device_name)
         self._events = EventsTail(os.path.join(folder, f"{stem}.events.jsonl"))
+        self._layers = LayersTail(os.path.join(folder, f"{stem}.layers.jsonl"))
         self._repeats = False  # whether a step ever has two rows
         self._checked = 0
         self._head: Rows | None = None
@@ -211,19 +215,31 @@ class RankTail:
         except (UnreadableRecording, OSError) as problem:
             note(str(problem))
             device_rows = None
+        live = self.live
         return RankRecording(
             header=self.header,
             rows=self._rows_of_steps(),
             device_rows=device_rows,
             user_names=names_of(self.steps.live_bytes[LIVE_NAMES], c.USER_SLOTS),
-            live_phase=self.live.phase,
-            lost_rows=self.live.state == layout.STATE_LOST,
+            live_phase=live.phase,
+            lost_rows=live.state == layout.STATE_LOST,
+            own_ns=self._own_ns(live),
+            other_steps=max(live.other_steps, 0),
             events=self._events.read(),
+            layers=self._layers.read() if f"{self._stem}.layers.jsonl" in there else [],
             node=self._node,
             earlier=self.steps.earlier,
             head=self._first_rows(),
             identity=self.identity,
         )
+
+    def _own_ns(self, live: Live) -> float | None:
+        """Per sampled step, with what cannot be timed there, of which the header has the cost."""
+        if live.own_steps <= 0 or not 0 <= live.own_ns < MOST_OWN_NS * live.own_steps:
+            return None  # none sampled, or damaged
+        costs = self.header.get("overhead", {})
+        passed_ns = float(costs.get("pass_ns", 0.0)) * max(live.own_passes, 0)
+        return (live.own_ns + passed_ns) / live.own_steps + float(costs.get("step_ns", 0.0))
 
     def _rows_of_steps(self) -> Rows:
         """One row per step. Only new rows are searched for repeats, which are rare."""

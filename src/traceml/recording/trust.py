@@ -39,6 +39,8 @@ class _Device(msgspec.Struct):
 class _Overhead(msgspec.Struct):
     switch_ns: _Cost = 0.0
     row_ns: _Cost = 0.0
+    pass_ns: _Cost = 0.0
+    step_ns: _Cost = 0.0
     in_c: bool | None = None
 
 

@@ -19,6 +19,7 @@ from traceml.runs.local_disk import is_local
 from traceml.runs.manifest import MANIFEST, mark_as_run, read_manifest
 
 RECORDING: Final = layout.FOLDER
+ENDED: Final = layout.ENDED
 ANSWER_S: Final = 10.0
 MOST_STEM_BYTES: Final = 150
 """Of a script's name in the run's: file systems take 255, and the time and a number follow."""
@@ -33,6 +34,15 @@ def plain_stem(target: str) -> str:
     """The name of a script or program, as a part of a folder's name."""
     stem = re.sub(r"[^\w.-]+", "_", Path(target).stem).strip("._-") or "run"
     return stem.encode()[:MOST_STEM_BYTES].decode(errors="ignore")
+
+
+def free_name(logs_dir: str, name: str) -> str:
+    """The name, or the name with a number if there is such a run: cells of a notebook are run again."""
+    free, number = name, 1
+    while os.path.lexists(os.path.join(logs_dir, free)):
+        number += 1
+        free = f"{name}-{number}"
+    return free
 
 
 def create(logs_dir: str, run_name: str | None, target: str, overwrite: bool) -> Path:
@@ -136,3 +146,7 @@ def _remove_run(folder: Path) -> None:
         if lives is None:
             say(f"replacing run {folder.name!r} of another machine, where it had not ended")
     shutil.rmtree(folder)
+    local = manifest.get("recorded_in")
+    if isinstance(local, str) and re.search(rf"/traceml-[0-9a-f]{{8}}/{re.escape(folder.name)}$", local):
+        # Left on this machine's disk by a monitor that was killed; see `recorded_in`.
+        shutil.rmtree(Path(local).parent, ignore_errors=True)

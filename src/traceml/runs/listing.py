@@ -20,11 +20,11 @@ def list_runs(logs: Path) -> list[ListedRun]:
     except (OSError, ValueError) as problem:
         reason = getattr(problem, "strerror", None) or "unreadable"
         raise CommandError(f"{summary_file.shown(logs)}: cannot be read ({reason})") from None
-    runs = (_listed(logs / name) for name in names)
+    runs = (listed(logs / name) for name in names)
     return [run for run in runs if run is not None]
 
 
-def _listed(folder: Path) -> ListedRun | None:
+def listed(folder: Path) -> ListedRun | None:
     """The run in this folder, None if there is none."""
     name, path = printable(folder.name), printable(str(folder))
     try:

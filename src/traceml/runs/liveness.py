@@ -93,6 +93,12 @@ def start_time(pid: Any) -> int | None:
     return int(fields[19]) if fields and len(fields) > 19 else None
 
 
+def parent_of(pid: int) -> int | None:
+    """The process that started this one; None where that is not known."""
+    fields = _stat(pid)
+    return int(fields[1]) if fields else None
+
+
 def is_going_on(run_dir: Path, manifest: dict[str, Any]) -> bool:
     """Whether a run that has not been ended is watched or trains; from afar, whether it still writes."""
     lives = monitor_lives(run_dir, manifest)

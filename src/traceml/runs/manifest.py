@@ -21,6 +21,9 @@ from traceml.runs.liveness import hold, monitor_lives, still_trains, this_proces
 MANIFEST: Final = "manifest.json"
 SUMMARY_JSON: Final = "final_summary.json"
 SUMMARY_TEXT: Final = "final_summary.txt"
+SUMMARY_PAGE: Final = "final_summary.html"
+OUTPUT_LOG: Final = "output.log"
+"""What the training printed while a view had the terminal."""
 
 MOST_BYTES: Final = 4 * 1024 * 1024
 
@@ -36,6 +39,12 @@ def read_manifest(folder: Path) -> Manifest:
     from traceml.runs.untrusted import sound  # with its own imports, which `traceml run` does not need
 
     return sound(found) if isinstance(found, dict) else {}
+
+
+def recorded_at(folder: Path, manifest: Manifest) -> Path:
+    """Where the run is recorded: in its folder, or in a local one if that is on a network."""
+    local = manifest.get("recorded_in")
+    return Path(local) if isinstance(local, str) and os.path.isdir(local) else folder
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -100,6 +100,13 @@ DEVICE_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("wait", "q"),
 )
 
+LAYER_COLUMNS: Final = (
+    "calls",
+    *("forward", "forward_total", "backward", "backward_total", "recompute", "recompute_total"),
+    *("activation_bytes", "activation_bytes_total", "gradient_bytes"),
+)
+"""What a sampled step says about each layer: by itself, and (`_total`) with the layers that it calls."""
+
 
 @dataclass(frozen=True, slots=True)
 class Folded:
@@ -196,6 +203,20 @@ PROCESS_METRICS: Final[tuple[Metric, ...]] = (
     ),
     Metric("gpu_mem_reserved_bytes", "GPU reserved", "bytes", "process", "device memory held"),
 )
+GUIDE_LABELS: Final = {
+    "input_ms": "Dataloader Fetch",
+    "h2d_ms": "H2D",
+    "forward_ms": "Forward",
+    "backward_ms": "Backward",
+    "sync_ms": "Sync",
+    "optimizer_ms": "Optimizer Step",
+    "wait_ms": "Wait*",
+    "step_ms": "Step Time",
+    "gpu_util_percent": "GPU utilization",
+    "gpu_mem_bytes": "GPU memory",
+    "gpu_temp_c": "GPU temperature",
+}
+"""What the live views call these metrics, as in the reading guide (docs/live.md)."""
 METRICS: Final = STEP_TIME_METRICS + STEP_MEMORY_METRICS + SYSTEM_METRICS + PROCESS_METRICS
 
 SYSTEM_COLUMNS: Final[tuple[tuple[str, str], ...]] = (

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 MISSING = "n/a"
 
 
@@ -79,6 +82,11 @@ def seconds(value: float | None) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
+def age(value: float) -> str:
+    """How long ago, in whole seconds: a view that is redrawn each second would flicker otherwise."""
+    return f"{value:.0f} s" if value < 60 else seconds(value)
+
+
 def factor(value: float | None) -> str:
     """How many times as fast."""
     return MISSING if value is None else f"{value:.2f}x"
@@ -139,3 +147,47 @@ def change(unit: str, delta: float | None, delta_share: float | None) -> str:
         return f"{signed(f'{points:.1f}')} pp"
     text = ("-" if delta < 0 else "+") + in_unit(unit, abs(delta))
     return f"{text} ({share_change(delta_share)})" if delta_share is not None else text
+
+
+# ---- numbers as shapes, for views that are made of characters ------------------------------------
+
+
+USUAL_LEVEL = 1.6
+
+
+def free_percent(used: float | None) -> str:
+    """What is left of a percentage in use."""
+    return MISSING if used is None else percent(100 - used)
+
+
+def ribbon_widths(parts: Sequence[float | None], width: int) -> list[int]:
+    """Columns for each part, in proportion, `width` together. A part of at least half a column has one."""
+    known = [max(part or 0.0, 0.0) for part in parts]
+    total = sum(known)
+    if total <= 0 or width <= 0:
+        return [0] * len(known)
+    exact = [width * part / total for part in known]
+    widths = [max(int(columns), 1 if columns >= 0.5 else 0) for columns in exact]
+    while (rest := width - sum(widths)) != 0:  # the part that is furthest from its exact width
+        at = max(range(len(exact)), key=lambda i: (exact[i] - widths[i]) * (1 if rest > 0 else -1))
+        widths[at] += 1 if rest > 0 else -1
+    return widths
+
+
+def sparkline(values: Sequence[float | None], width: int, levels: str) -> tuple[str, float | None]:
+    """A line of at most `width` characters of `levels`, and the largest value.
+
+    It starts at zero, and the usual value is at most a bit above the middle, so that steady looks steady.
+    Each character shows the largest of its values, so that a single slow step stays visible.
+    """
+    known = [value for value in values if value is not None]
+    count = min(width, len(known))
+    if count <= 0:
+        return "", None
+    highest = max(known)
+    if highest <= 0:
+        return levels[0] * count, highest
+    cuts = [at * len(known) // count for at in range(count + 1)]
+    tops = [max(known[a:b]) for a, b in pairwise(cuts)]
+    last, full = len(levels) - 1, max(highest, USUAL_LEVEL * sorted(known)[len(known) // 2])
+    return "".join(levels[max(0, int(last * top / full + 0.5))] for top in tops), highest

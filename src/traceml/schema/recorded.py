@@ -38,6 +38,28 @@ class RecordedEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerSample:
+    """One sampled step of deep mode: columns with a value for each layer, times in ns."""
+
+    step: int
+    every: int
+    own_ns: int
+    clock: str
+    reads_saved: bool
+    outside_ns: int
+    """Backward of operations outside of modules."""
+    outside_bytes: int
+    """What they keep for it."""
+    paths: list[str]
+    types: list[str]
+    parameter_bytes: list[int]
+    parameter_bytes_total: list[int]
+    hidden: list[int]
+    columns: dict[str, list[int]]
+    """The key of each is a column of `catalog.LAYER_COLUMNS`; what is all zero is left out."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankRecording:
     """One training process: who it is, its step rows, what it was doing when last seen."""
 
@@ -47,7 +69,13 @@ class RankRecording:
     user_names: list[str | None] = field(default_factory=list)
     live_phase: int = 0
     lost_rows: bool = False
+    own_ns: float | None = None
+    """What recording cost per step, as measured in steps that were sampled for it."""
+    other_steps: int = 0
+    """Optimizer steps on threads that are not recorded."""
     events: list[RecordedEvent] = field(default_factory=list)
+    layers: list[LayerSample] = field(default_factory=list)
+    """The newest sampled steps of deep mode."""
     node: int = 0  # the node that it runs on
     earlier: np.void | None = None
     """One block (catalog.STEP_BLOCK) of all steps before `rows`, if there are any."""

@@ -152,6 +152,7 @@ class StepCounts:
     analyzed: int | None = None
     warmup: int | None = None
     first_step_ms: float | None = None
+    other_threads: int | None = None  # optimizer steps on threads that are not recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +211,32 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Heatmap:
+    """What each rank did itself, over bins of steps: its step time without waiting for other ranks.
+
+    With many ranks a row stands for neighbours, and each value is the largest among them.
+    """
+
+    first_ranks: list[int] = field(default_factory=list)
+    """The first rank of each row; the row ends before the next one."""
+    worst_ranks: list[int] = field(default_factory=list)
+    """The slowest rank of each row over all steps."""
+    steps: list[int] = field(default_factory=list)
+    """The first step of each bin."""
+    own_ms: list[Column] = field(default_factory=list)
+    """For each row, the mean of each bin."""
+
+
+@dataclass(frozen=True, slots=True)
 class Series:
-    """Columns for charts. Each part has its axis: `steps` or `seconds`."""
+    """Columns for charts. Each part has its axis: `steps` or `seconds`. Gauges are of the first node."""
 
     step_time: dict[str, Column] = field(default_factory=dict)
     step_memory: dict[str, Column] = field(default_factory=dict)
     system: dict[str, Column] = field(default_factory=dict)
+    process: dict[str, Column] = field(default_factory=dict)
+    """The highest of the ranks at each time."""
+    heatmap: Heatmap = field(default_factory=Heatmap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +299,57 @@ class Overhead:
 
 
 @dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer per step, on the median rank: by itself, and (`_total`) with the layers that it calls."""
+
+    path: str
+    type: str = ""
+    calls: float = 0.0
+    forward_ms: float = 0.0
+    forward_total_ms: float = 0.0
+    forward_share: float | None = None  # of the forward time of all layers
+    backward_ms: float = 0.0
+    backward_total_ms: float = 0.0
+    backward_share: float | None = None  # of backward, with recomputation and what is outside of layers
+    recompute_ms: float = 0.0
+    recompute_total_ms: float = 0.0
+    share: float | None = None  # of forward and backward together
+    parameter_bytes: float = 0.0
+    parameter_total_bytes: float = 0.0
+    gradient_bytes: float = 0.0
+    activation_bytes: float | None = None
+    activation_total_bytes: float | None = None
+    hidden: int = 0  # modules inside a compiled one, which run as a part of it
+    worst: RankValue = field(default_factory=RankValue)
+    """The rank on which this layer takes longest by itself, all passes together, in ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """What deep mode found, the layers that take longest first."""
+
+    samples: int = 0  # sampled steps of the rank that has most
+    every: int | None = None  # one in so many steps, at last
+    start_step: int | None = None
+    end_step: int | None = None
+    clock: str | None = None
+    ranks: list[int] = field(default_factory=list)
+    forward_ms: float | None = None
+    backward_ms: float | None = None
+    recompute_ms: float | None = None
+    outside_ms: float | None = None  # backward of operations outside of modules, such as a functional loss
+    outside_share: float | None = None  # of backward
+    parameter_bytes: float | None = None
+    gradient_bytes: float | None = None
+    activation_bytes: float | None = None  # with those outside of modules
+    outside_bytes: float | None = None
+    cost_share: float | None = None  # what sampling added, of step time
+    count: int = 0  # layers in all
+    notes: list[str] = field(default_factory=list)
+    layers: list[Layer] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """final_summary.json."""
 
@@ -287,6 +359,7 @@ class Summary:
     step_memory: Section = field(default_factory=Section)
     system: Section = field(default_factory=Section)
     process: Section = field(default_factory=Section)
+    layers: Layers | None = None  # only in deep mode
     schema: str = SCHEMA
     final: bool = True
     series: Series = field(default_factory=Series)

@@ -251,6 +251,24 @@ def optimizers_replaced_while_the_old_one_lives() -> None:
         train(25, model, kept[-1])
 
 
+def folds_without_a_loader() -> None:
+    kept = []
+    for _ in range(4):
+        model = Net()
+        kept.append(torch.optim.Adam(model.parameters()))
+        for _ in range(24):
+            kept[-1].zero_grad()
+            model(torch.randn(4, 8)).sum().backward()
+            kept[-1].step()
+
+
+def training_moves_to_another_thread() -> None:
+    for _ in range(3):
+        thread = threading.Thread(target=train, args=(20,))
+        thread.start()
+        thread.join()
+
+
 def two_training_threads() -> None:
     threads = [threading.Thread(target=train, args=(20,)) for _ in range(2)]
     for thread in threads:

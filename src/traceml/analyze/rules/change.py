@@ -15,8 +15,6 @@ from traceml.analyze.views import FIXED_SHARE, MOST_NAMED, TimeView
 from traceml.schema import catalog as c
 from traceml.schema import fmt
 
-CALLS_OF_ANY_STEP: Final = 3
-"""Backward, zero_grad, optimizer: a step has them once, however much work it does."""
 GARBAGE_COLLECTION: Final = "garbage collection"
 FIRST_STEPS: Final = 3
 """In them DDP exchanges its order of gradients in the forward pass."""
@@ -94,16 +92,11 @@ def more_work(view: TimeView) -> Measured | None:
 
 def _more_work(view: TimeView, shift: Shift) -> tuple[str, float]:
     """What a step does more of since the shift, and how many times as much, as far as that explains it."""
-    window = view.window
-    calls = np.maximum(window.switches - CALLS_OF_ANY_STEP, 0.0)
-    amounts = {"samples": window.samples, "tokens": window.tokens, "model calls": calls}
     what, times = "", 1.0
-    for name, amount in amounts.items():
-        if amount.size and not np.isnan(amount).any():
-            each = w.median_over_ranks(amount)
-            before, after = float(np.median(each[: shift.at])), float(np.median(each[shift.at :]))
-            if after > times * before > 0:
-                what, times = name, after / before
+    for name, each in view.work.items():
+        before, after = float(np.median(each[: shift.at])), float(np.median(each[shift.at :]))
+        if after > times * before > 0:
+            what, times = name, after / before
     return what, min(times, shift.after / shift.before)
 
 

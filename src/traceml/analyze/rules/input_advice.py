@@ -50,7 +50,7 @@ def advise(view: TimeView, input_ms: float) -> Advice:
         return Advice(_OWN_LOADER, input_ms)
     handover_ms = HANDOVER_MS * window.batches_per_step
     if input_ms < SMALL_INPUT * handover_ms:
-        return _for_cheap_batches(window, input_ms)
+        return _for_cheap_batches(view, input_ms, handover_ms)
     best_ms = _with_enough_workers(view, input_ms, handover_ms)
     if view.step_ms - best_ms < LEAST_PART * input_ms:
         return _for_busy_cores(window, input_ms)
@@ -110,13 +110,16 @@ def _with_enough_workers(view: TimeView, input_ms: float, handover_ms: float) ->
     return max(rest_ms, (view.step_ms * use.run_busy + 2 * handover_ms) / max(can_get, 0.01))
 
 
-def _for_cheap_batches(window: w.Window, input_ms: float) -> Advice:
+def _for_cheap_batches(view: TimeView, input_ms: float, handover_ms: float) -> Advice:
+    count = view.window.workers
     cheap = "index a whole batch at once (a tensor, or the dataset's __getitems__), or use larger batches"
-    if window.workers:
-        few = "num_workers=0" if window.workers <= 2 else "fewer workers or num_workers=0"
+    if count:
+        few = "num_workers=0" if count <= 2 else "fewer workers or num_workers=0"
+        # A short wait says little about workers that hide long work. They cannot do more than this in a step.
+        is_cheap = count * view.step_ms < SMALL_INPUT * handover_ms
         text = (
             f"handing a batch over from a worker takes about {fmt.ms(HANDOVER_MS)}, which is much here: "
-            f"try {few}, then {cheap}"
+            f"try {f'{few}, then' if is_cheap else 'to'} {cheap}"
         )
     else:
         text = f"loader workers would cost more than they save; try to {cheap}"
@@ -130,7 +133,8 @@ def _for_busy_cores(window: w.Window, input_ms: float) -> Advice:
     if not window.workers:
         return Advice(f"{busy}, so loader workers would only compete for them: try {cheaper}", input_ms)
     free = max(1, use.cores // use.processes - 1)
-    fewer = f"num_workers={free}, or " if free < window.workers else ""
+    is_ours = (use.run_busy or 0.0) > (use.others_busy or 0.0)  # else fewer workers free no core
+    fewer = f"num_workers={free}, or " if is_ours and free < window.workers else ""
     more = f"more than {workers(window.workers)} cannot help"
     return Advice(f"{busy}, so {more}: try {fewer}{cheaper}", input_ms)
 

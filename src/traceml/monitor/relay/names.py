@@ -11,7 +11,9 @@ from typing import Final, NamedTuple
 
 _ROWS: Final = re.compile(r"rank-([0-9]{1,7})\.[0-9]{1,10}\.(?:steps|device)|(?:system|process)\.gauges")
 _NODE: Final = re.compile(r"\.node[0-9]{1,7}(?=\.)")
-_LINES: Final = re.compile(r"(?:rank-[0-9]{1,7}\.[0-9]{1,10}|monitor|early)\.events\.jsonl")
+_LINES: Final = re.compile(
+    r"rank-[0-9]{1,7}\.[0-9]{1,10}\.layers\.jsonl|(?:rank-[0-9]{1,7}\.[0-9]{1,10}|monitor|early)\.events\.jsonl"
+)
 _MARK: Final = re.compile(r"seen-[a-z0-9_]{1,32}")
 
 

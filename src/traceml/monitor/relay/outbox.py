@@ -181,7 +181,7 @@ class Outbox:
         """Whether the process that wrote this file has said that it is through."""
         if self._files[name].is_closed:
             return True
-        stem = name.removesuffix(".events.jsonl").removesuffix(".device")
+        stem = name.removesuffix(".events.jsonl").removesuffix(".layers.jsonl").removesuffix(".device")
         return f"{stem}.steps" in self._done
 
     def _look(self) -> None:

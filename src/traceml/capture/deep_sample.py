@@ -1,0 +1,215 @@
+"""One sampled step of deep mode: which module the time belongs to, in forward and in backward.
+
+No hook is registered on a module or tensor: the model stays as it is. Module calls are seen by the seam that
+times the forward pass anyway. Autograd numbers its nodes as they are made, so the number tells which call
+made a node, and backward runs them from the highest number down. Only where the layer changes does a node get
+a hook, which reads a clock; it is gone when the backward pass is over.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import partial
+from threading import get_ident
+from time import thread_time_ns
+from typing import Any, Final
+from weakref import ref
+
+from traceml.capture import deep_graph as graph
+from traceml.capture.deep_layers import Enclosing, Layers, layers_of
+from traceml.capture.device import Device
+from traceml.capture.switch import Switch
+from traceml.errors import failsafe, say_once
+from traceml.schema import catalog as c
+
+NOBODY: Final = -2
+"""Time outside of measured passes."""
+OUTSIDE: Final = -1
+"""Backward of operations that no module made, such as a functional loss."""
+FORWARD, BACKWARD, RECOMPUTE = range(3)
+
+
+class Sample:
+    """The calls and backward passes of one step. Only weak references to modules are kept."""
+
+    def __init__(self, torch: Any, switch: Switch, device: Device | None, enclosing: Enclosing) -> None:
+        self._switch, self._device, self._enclosing = switch, device, enclosing
+        self._thread = get_ident()
+        self._grad_on, self._number = torch.is_grad_enabled, torch.autograd._get_sequence_nr
+        self._task = torch._C._current_graph_task_id
+        self._queue = torch.autograd.Variable._execution_engine.queue_callback
+        self._reads_saved = graph.can_read_saved(torch)
+        self.modules: list[Any] = []  # of each call, a weak reference
+        self.parents: list[int] = []
+        self.is_first: list[bool] = []  # not a recomputation
+        self.doubtful: list[tuple[int, int]] = []  # calls of passes that may have been validation
+        self.reached: set[int] = set()  # calls whose nodes a backward pass ran
+        self.trail: list[tuple[int, int, int, int, Any]] = []
+        """Whose the time up to here was (call, phase); our own work from and to; the device's event."""
+        self.call, self.phase = NOBODY, FORWARD
+        self.passes = 0  # backward passes that are running
+        self.failed = False
+        self.work_ns = 0  # of looking at graphs, on the thread's own clock: a busy machine does not change it
+        self.layers: Layers | None = None
+        self._named = 0  # calls that it was made from
+        self.held: list[dict[int, int]] = []  # for each backward pass, activation bytes of calls
+        self.gradient_bytes: list[int] = []
+        self._roots: list[Any] = []
+        self._calls_of: dict[int, int] = {}  # id of a module to its latest first call
+        self._bounds: dict[int, tuple[list[int], list[int]]] = {}
+        self._bound(self._thread, OUTSIDE)
+        safely = failsafe("deep mode", None, self._give_up)
+        self._enter_node = safely(self._node_begins)
+        self._nodes_done = safely(self._nodes_are_done)
+        self.callbacks = tuple(
+            safely(part) for part in (self.begin, self.end, self.backward_begins, self.backward_ended)
+        )
+
+    def _give_up(self) -> None:
+        self.failed = True
+        self._switch.layers = None
+
+    def _now(self) -> int:
+        """Time without what the thread spent waiting for other ranks."""
+        return self._switch.clock() - self._switch.charged(c.SYNC)
+
+    def _move(self, call: int, phase: int, began: int) -> None:
+        """From here on, time belongs to `call`. What passed since `began` was our own."""
+        event = None
+        if self._device is not None:
+            if self._device.is_capturing():  # an event of ours would become a part of the user's graph
+                self._give_up()
+                return
+            event = self._device.new_event()
+            event.record()
+        self.trail.append((self.call, self.phase, began, self._now(), event))
+        self.call, self.phase = call, phase
+
+    def _bound(self, thread: int, call: int) -> None:
+        """Nodes that this thread makes from here on are made by `call`."""
+        numbers, calls = self._bounds.setdefault(thread, ([], []))
+        numbers.append(self._number())
+        calls.append(max(call, OUTSIDE))
+
+    def _is_ours(self, thread: int) -> bool:
+        """The training thread, or a thread of the autograd engine that works for it."""
+        return thread == self._thread or (self.passes > 0 and self._task() != -1)
+
+    def begin(self, module: Any) -> tuple[int, int, int, int] | None:
+        """A module is called."""
+        began, thread = self._now(), get_ident()
+        is_root = self.call == NOBODY
+        if not self._is_ours(thread) or (is_root and not self._grad_on()):
+            return None
+        call, outer, phase = len(self.modules), self.call, self.phase
+        self.modules.append(ref(module))
+        self.is_first.append(not self.passes)
+        if self.passes:
+            self.parents.append(self._parent_in_backward(module))
+        else:
+            self._calls_of[id(module)] = call
+            self.parents.append(max(outer, OUTSIDE))
+            if is_root:
+                self._roots.append(self._enclosing.find(module))
+        self._bound(thread, call)
+        self._move(call, RECOMPUTE if self.passes else FORWARD, began)
+        return call, outer, phase, self._switch.forwards
+
+    def _parent_in_backward(self, module: Any) -> int:
+        """A recomputation stands where the module was called first."""
+        if self.phase == RECOMPUTE:
+            return self.call
+        first = self._calls_of.get(id(module), -1)
+        return self.parents[first] if first >= 0 and self.modules[first]() is module else OUTSIDE
+
+    def end(self, token: tuple[int, int, int, int], failed: bool) -> None:
+        """The call is over, perhaps by an exception. Checkpointing ends recomputations with one."""
+        began = self._now()
+        call, outer, phase, forwards = token
+        if outer == NOBODY and self._switch.forwards == forwards:
+            self.doubtful.append((call, len(self.modules)))
+        self.failed = self.failed or (failed and not self.passes)
+        self._bound(get_ident(), outer)
+        self._move(outer, phase, began)
+
+    def backward_begins(self, tensors: Any) -> tuple[int, int, list[Any]] | None:
+        """A backward pass starts from these tensors."""
+        began, thread = self._now(), get_ident()
+        if not self._is_ours(thread):
+            return None
+        outer, phase, busy = self.call, self.phase, thread_time_ns()
+        handles = self._look_at(tensors, thread)
+        self.work_ns += thread_time_ns() - busy
+        self.passes += 1
+        self._move(OUTSIDE, BACKWARD, began)
+        return outer, phase, handles
+
+    def _look_at(self, tensors: Any, thread: int) -> list[Any]:
+        """Find what the nodes hold, and put a hook where backward goes from one layer to another."""
+        nodes = graph.nodes_of(graph.roots_of(tensors))
+        if nodes is None:
+            say_once(f"deep mode: a graph of more than {graph.MOST_NODES:,} operations is not looked at")
+            self.failed = True
+            return []
+        numbers, calls = self._bounds.get(thread, ([], []))
+        owners = [calls[at - 1] if (at := bisect_right(numbers, n)) else OUTSIDE for n, _ in nodes]
+        if not self.passes and self._reads_saved:
+            self._add_held(nodes, owners)
+        handles, before = [], NOBODY
+        for (_, node), owner in zip(nodes, owners, strict=True):
+            if owner != before:
+                handles.append(node.register_prehook(partial(self._enter_node, owner, before == NOBODY)))
+                before = owner
+        self.reached.update(owners)
+        return handles
+
+    def _add_held(self, nodes: list[tuple[int, Any]], owners: list[int]) -> None:
+        held = graph.Held(self.named().storages)
+        found: dict[int, int] = {}
+        self.held.append(found)
+        for (_, node), owner in zip(reversed(nodes), reversed(owners), strict=True):
+            for tensor in graph.saved_tensors(node):
+                found[owner] = found.get(owner, 0) + held.add(tensor)
+
+    def _node_begins(self, owner: int, is_first: bool, _gradients: Any) -> None:
+        began = self._now()
+        if is_first and self.passes == 1:
+            self._queue(self._nodes_done)
+        self._move(owner, BACKWARD, began)
+
+    def _nodes_are_done(self) -> None:
+        """All gradients are there; what follows in the backward pass is waiting for other ranks."""
+        self._move(NOBODY, BACKWARD, self._now())
+
+    def backward_ended(self, token: tuple[int, int, list[Any]], failed: bool) -> None:
+        """The backward pass is over."""
+        began = self._now()
+        outer, phase, handles = token
+        busy = thread_time_ns()
+        for handle in handles:
+            handle.remove()
+        self.passes -= 1
+        self.failed = self.failed or failed
+        if not self.passes:
+            layers = self.named()
+            sizes = [sum(map(_gradient_bytes, found)) for found in layers.parameters]
+            known = self.gradient_bytes or sizes
+            self.gradient_bytes = [max(pair) for pair in zip(sizes, known, strict=True)]
+        self.work_ns += thread_time_ns() - busy
+        self._move(outer, phase, began)
+
+    def named(self) -> Layers:
+        """The layers of the modules that were called so far."""
+        if self.layers is None or self._named != len(self.modules):
+            self._named = len(self.modules)
+            called = [module for kept in self.modules if (module := kept()) is not None]
+            roots = [module for kept in self._roots if (module := kept()) is not None]
+            self.layers, self.gradient_bytes = layers_of(called, roots), []
+        return self.layers
+
+
+def _gradient_bytes(kept: Any) -> int:
+    parameter = kept()
+    if parameter is None or not parameter.is_leaf or parameter.grad is None:
+        return 0
+    return graph.bytes_of(parameter.grad)

@@ -1,0 +1,164 @@
+"""`traceml ui`: the runs of a folder in the browser, finished and running ones."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import msgspec
+
+from traceml.cli.compare import compared
+from traceml.cli.main import Parser
+from traceml.cli.view import current
+from traceml.errors import CommandError, say
+from traceml.present.page import page
+from traceml.runs import summary_file
+from traceml.runs.manifest import MANIFEST, SUMMARY_JSON
+
+PORT: Final = 8765
+LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+WILDCARD: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
+DESCRIPTION: Final = """\
+Show runs in the browser, finished and running ones, and compare them. The address that is
+printed has a random token: whoever has it can read the runs in this folder, and nobody else."""
+EPILOG: Final = """\
+examples:
+  traceml ui                    the runs in logs/
+  traceml ui logs/my_run        opens with this run
+  traceml run train.py --mode=dashboard     the same during a run, and only as long
+
+On a remote machine, keep the default --host and forward the port with the ssh line that is printed."""
+
+
+def main(words: list[str]) -> int:
+    """Serve until Ctrl-C. As the companion of `traceml run`, until that ends."""
+    given = parser().parse_args(words)
+    try:
+        _serve(given)
+    except CommandError as problem:
+        if not given.companion:
+            raise
+        raise CommandError(f"no dashboard: {problem}; training goes on") from None
+    return 0
+
+
+def parser() -> Parser:
+    """The options."""
+    made = Parser("traceml ui", "traceml ui [DIR] [options]", DESCRIPTION, EPILOG)
+    made.add_argument(
+        "logs",
+        nargs="?",
+        default="logs",
+        metavar="DIR",
+        help="folder with the runs, or a run (default: logs)",
+    )
+    made.add_argument(
+        "--host", default=LOOPBACK[0], help="address to listen on (default: this machine only, 127.0.0.1)"
+    )
+    made.add_argument(
+        "--port", type=_port, default=PORT, help=f"port; if it is busy, another (default: {PORT})"
+    )
+    made.add_argument("--no-browser", action="store_true", help="do not open a browser")
+    made.add_argument("--companion", action="store_true", help=argparse.SUPPRESS)
+    return made
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and int(text) < 65_536):
+        raise argparse.ArgumentTypeError(f"invalid value {text[:60]!r}; use a number from 0 to 65535")
+    return int(text)
+
+
+def _serve(given: argparse.Namespace) -> None:
+    try:
+        from traceml.serve.app import Site
+        from traceml.serve.guard import Guard, base_of, hosts_of, policy
+        from traceml.serve.server import listen, serve
+        from traceml.serve.watched import Watchers
+    except ImportError as problem:
+        raise CommandError(f"{problem.name} is missing here; pip install starlette uvicorn") from None
+    logs, run = place_of(given.logs)
+    token = secrets.token_urlsafe(24)
+    base = base_of(token)
+    content = page(msgspec.json.encode({"kind": "live", "base": base}))
+    watchers = Watchers()
+    site = Site(logs, content, watchers, lambda a, b: comparison(logs, a, b))
+    guard = Guard(site.app(), token, hosts_of(given.host), policy(content))
+    listener = listen(given.host, given.port)
+    port = listener.getsockname()[1]
+    if given.port not in (0, port):
+        say(f"port {given.port} is busy; using {port}")
+    url = f"http://{shown_host(given.host)}:{port}{base}{f'#/run/{quote(run)}' if run else ''}"
+
+    def when_up() -> None:
+        say(f"dashboard: {url}")
+        if line := ssh_line(port, given.host, os.environ):
+            say(line)
+        if not given.no_browser and (command := browser(os.environ)):
+            _open(command, url)
+
+    serve(guard, listener, watchers, when_up, given.companion)
+
+
+def place_of(given: str) -> tuple[Path, str | None]:
+    """The folder with the runs and, if a run was given, its name."""
+    path = summary_file.find(given, Path("logs"))
+    if not path.is_dir():
+        raise CommandError(f"{summary_file.shown(path)}: give the folder with the runs, or a run folder")
+    if any((path / name).is_file() for name in (MANIFEST, SUMMARY_JSON)):
+        whole = path.resolve()
+        return whole.parent, whole.name
+    return path, None
+
+
+def comparison(logs: Path, a: str, b: str) -> bytes:
+    """What `traceml compare --format json` gives for two runs, and their summaries."""
+    sides = [current(summary_file.locate(str(logs / name), logs)) for name in (a, b)]
+    found = compared(sides[:1], sides[1:])
+    return msgspec.json.encode({"comparison": found, "a": sides[0].summary, "b": sides[1].summary})
+
+
+def shown_host(host: str) -> str:
+    """The host in the address that people open."""
+    name = socket.gethostname() if host in WILDCARD else host
+    return f"[{name}]" if ":" in name else name
+
+
+def ssh_line(port: int, host: str, environment: Mapping[str, str]) -> str | None:
+    """Over ssh: how to reach this port from where the user sits."""
+    if "SSH_CONNECTION" not in environment or host not in (*LOOPBACK, *WILDCARD):
+        return None
+    try:
+        user = f"{getpass.getuser()}@"
+    except (KeyError, OSError):  # a user id without a name
+        user = ""
+    here = f"ssh -L {port}:localhost:{port} {user}{socket.gethostname()}"
+    return f"to open it on your own machine, first run there: {here}"
+
+
+def browser(environment: Mapping[str, str]) -> str | None:
+    """The command that opens an address on this desktop; None if there is no desktop, or it is elsewhere."""
+    if "SSH_CONNECTION" in environment:
+        return None
+    if sys.platform == "darwin":
+        return shutil.which("open")
+    has_screen = any(environment.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    return shutil.which("xdg-open") if has_screen else None
+
+
+def _open(command: str, url: str) -> None:
+    null = subprocess.DEVNULL
+    try:
+        subprocess.Popen([command, url], start_new_session=True, stdin=null, stdout=null, stderr=null)
+    except OSError:
+        pass  # the address is on the screen

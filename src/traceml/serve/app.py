@@ -1,0 +1,152 @@
+"""What can be asked for below the token: the page, the list of runs, a run, its news, a comparison."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from traceml.errors import CommandError, printable, say_once
+from traceml.runs.listing import listed
+from traceml.runs.manifest import MANIFEST, SUMMARY_JSON
+from traceml.schema.summary import ListedRun
+from traceml.serve.watched import TooManyRuns, Watched, Watchers, pieces
+
+JSON: Final = "application/json"
+STREAM: Final = "text/event-stream"
+LONGEST_NAME: Final = 255
+"""Bytes of a folder's name; no file system has longer ones."""
+NO_RUN: Final = "no such run"
+Compare = Callable[[str, str], bytes]
+"""Names of two runs to the answer that has their comparison and both summaries."""
+
+
+class Site:
+    """The answers to every request that the guard lets through."""
+
+    def __init__(self, logs: Path, page: bytes, watchers: Watchers, compare: Compare) -> None:
+        self._logs, self._page, self._watchers, self._compare = logs, page, watchers, compare
+        self._known: dict[str, tuple[tuple[int, ...], ListedRun]] = {}
+
+    def app(self) -> Starlette:
+        """The routes. Every error is JSON with one line."""
+        routes = [
+            Route("/", self._show_page),
+            Route("/api/runs", self._list),
+            Route("/api/run/{name}", self._show_run),
+            Route("/api/run/{name}/events", self._stream),
+            Route("/api/compare", self._show_comparison),
+        ]
+        handlers: dict[Any, Any] = {
+            HTTPException: _refused,
+            CommandError: _unusable,
+            TooManyRuns: _busy,
+            Exception: _failed,
+        }
+        app = Starlette(routes=routes, exception_handlers=handlers)
+        app.router.redirect_slashes = False  # a redirect would leave out the token
+        return app
+
+    async def _show_page(self, _: Request) -> Response:
+        return _sent(self._page, "text/html; charset=utf-8")
+
+    async def _list(self, _: Request) -> Response:
+        runs = await asyncio.to_thread(self._runs)
+        return _sent(msgspec.json.encode({"runs": runs}), JSON)
+
+    async def _show_run(self, request: Request) -> Response:
+        watched = await self._watched(request)
+        return _sent(await watched.newest(), JSON)
+
+    async def _stream(self, request: Request) -> Response:
+        watched = await self._watched(request)
+        await watched.newest()  # a run that cannot be read is an error, not a stream without news
+        if request.method == "HEAD":
+            return Response(media_type=STREAM)
+        return StreamingResponse(watched.events(), media_type=STREAM, headers={"X-Accel-Buffering": "no"})
+
+    async def _show_comparison(self, request: Request) -> Response:
+        names = [request.query_params.get(side, "") for side in ("a", "b")]
+        if not all(names):
+            raise HTTPException(400, "name two runs: ?a=NAME&b=NAME")
+        for name in names:
+            await asyncio.to_thread(self._folder, name)
+        return _sent(await asyncio.to_thread(self._compare, *names), JSON)
+
+    async def _watched(self, request: Request) -> Watched:
+        return self._watchers.watch(await asyncio.to_thread(self._folder, request.path_params["name"]))
+
+    def _folder(self, name: str) -> Path:
+        """The folder of this run: directly in the logs folder, whatever the name or a link says."""
+        folder = self._logs / name
+        try:
+            is_name = os.path.basename(name) == name not in ("", ".", "..") and "\\" not in name
+            is_inside = is_name and folder.resolve(strict=True).parent == self._logs.resolve()
+            is_run = any((folder / file).is_file() for file in (MANIFEST, SUMMARY_JSON))
+        except (OSError, ValueError, RuntimeError):  # too long, a NUL in it, a loop of links
+            raise HTTPException(404, NO_RUN) from None
+        if not (is_inside and is_run):
+            raise HTTPException(404, NO_RUN)
+        return folder
+
+    def _runs(self) -> list[ListedRun]:
+        """As `traceml runs` lists them, newest first; a summary that has not changed is not read again."""
+        try:
+            with os.scandir(self._logs) as entries:
+                names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        except OSError as problem:
+            raise CommandError(f"{self._logs}: cannot be read ({problem.strerror})") from None
+        found: dict[str, tuple[tuple[int, ...], ListedRun]] = {}
+        runs = []
+        for name in names:
+            mark, known = _mark(self._logs / name / SUMMARY_JSON), self._known.get(name)
+            run = known[1] if known and mark and known[0] == mark else listed(self._logs / name)
+            if run is not None:
+                found[name] = (mark, run)
+                runs.append(run)
+        self._known = found
+        return sorted(runs, key=lambda run: run.started_at or "", reverse=True)
+
+
+def _mark(path: Path) -> tuple[int, ...]:
+    """Differs for each version of a file; empty if there is none."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return ()
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
+def _sent(data: bytes, media_type: str, status: int = 200) -> Response:
+    headers = {"Content-Length": str(len(data))}
+    return StreamingResponse(pieces(data), status, headers, media_type)
+
+
+def _error(status: int, line: str) -> Response:
+    return _sent(msgspec.json.encode({"error": printable(line)}), JSON, status)
+
+
+async def _refused(_: Request, problem: HTTPException) -> Response:
+    return _error(problem.status_code, problem.detail)
+
+
+async def _unusable(_: Request, problem: CommandError) -> Response:
+    return _error(409, str(problem))
+
+
+async def _busy(_: Request, __: TooManyRuns) -> Response:
+    return _error(503, "too many runs are open; close some pages")
+
+
+async def _failed(_: Request, problem: Exception) -> Response:
+    say_once(f"the dashboard failed to answer ({type(problem).__name__}: {problem})")
+    return _error(500, "this failed; the terminal of the server says why")

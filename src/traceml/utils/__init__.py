@@ -1,0 +1,1 @@
+"""The import path of the talk: `traceml.utils.lightning`. Nothing else belongs here."""

@@ -1,0 +1,201 @@
+// Line charts by uPlot. The numbers come as they are; only stacking and marks are layout.
+import { useEffect, useRef, useState } from "preact/hooks";
+import uPlot from "uplot";
+import "uplot/dist/uPlot.min.css";
+import type { Num } from "./types";
+
+export interface Line {
+  label: string;
+  values: Num[];
+  colour: string;
+  dash?: boolean;
+  area?: boolean; // stacked on the areas before it
+  axis?: "right";
+}
+
+export interface Mark {
+  at: number;
+  letter: string;
+}
+
+export interface ChartProps {
+  x: Num[];
+  xLabel: string;
+  lines: Line[];
+  show: (value: Num) => string;
+  showRight?: (value: Num) => string;
+  marks?: Mark[];
+  alt: string;
+  height?: number;
+  min?: number; // no zero: memory trends would look flat
+  synced?: string;
+}
+
+const HEIGHT = 220;
+const CHARACTER = 6.6;
+
+/** Counts up whenever the colours of the page change, so that canvases are drawn again. */
+export function useTheme(): number {
+  const [version, setVersion] = useState(0);
+  useEffect(() => {
+    const media = matchMedia("(prefers-color-scheme: dark)");
+    const again = (): void => setVersion((old) => old + 1);
+    media.addEventListener("change", again);
+    addEventListener("traceml-theme", again);
+    return () => {
+      media.removeEventListener("change", again);
+      removeEventListener("traceml-theme", again);
+    };
+  }, []);
+  return version;
+}
+
+/** The value of a CSS variable, such as `--text`. */
+export const colour = (name: string): string =>
+  getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+const inkOf = (line: Line): string => (line.colour.startsWith("--") ? colour(line.colour) : line.colour);
+
+function stacked(lines: Line[]): (number | null)[][] {
+  let below: number[] | null = null;
+  return lines.map((line) => {
+    if (!line.area) return line.values;
+    const base: number[] = below ?? line.values.map(() => 0);
+    below = line.values.map((value, at) => (value ?? 0) + (base[at] ?? 0));
+    return below;
+  });
+}
+
+function drawMarks(u: uPlot, marks: Mark[], ratio: number): void {
+  const { ctx, bbox } = u;
+  let last = -Infinity;
+  ctx.save();
+  ctx.strokeStyle = colour("--mark");
+  ctx.fillStyle = colour("--text");
+  ctx.font = `${10 * ratio}px ${colour("--font")}`;
+  ctx.textAlign = "center";
+  ctx.setLineDash([2 * ratio, 3 * ratio]);
+  for (const mark of marks) {
+    const x = Math.round(u.valToPos(mark.at, "x", true));
+    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    if (x - last < 4 * ratio) continue; // denser marks would be a grey area
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.stroke();
+    if (x - last > 12 * ratio) ctx.fillText(mark.letter, x, bbox.top - 3 * ratio);
+    last = x;
+  }
+  ctx.restore();
+}
+
+function axis(show: (value: Num) => string, side: 1 | 3, scale: string): uPlot.Axis {
+  return {
+    scale,
+    side,
+    stroke: colour("--muted"),
+    grid: { stroke: colour("--grid"), width: 1, show: side === 3 },
+    ticks: { show: false },
+    font: `11px ${colour("--font")}`,
+    values: (_u, ticks) => ticks.map((tick) => (Math.abs(tick) < 1e-9 ? "0" : show(tick).replace(/\.0+ /, " "))),
+    size: (_u, values) => 14 + CHARACTER * Math.max(0, ...(values ?? []).map((text) => text.length)),
+    space: 36,
+  };
+}
+
+function options(props: ChartProps, wide: number): uPlot.Options {
+  const { lines, show, showRight = show } = props;
+  const stack = lines.map((line, at) => (line.area ? at + 1 : 0)).filter(Boolean);
+  return {
+    width: wide,
+    height: props.height ?? HEIGHT,
+    padding: [props.marks ? 16 : 8, 12, 0, 0],
+    legend: { live: true },
+    cursor: { y: false, ...(props.synced ? { sync: { key: props.synced } } : {}) },
+    scales: {
+      x: { time: false },
+      y: { range: (_u, low, high) => (props.min === undefined ? [0, (high || 1) * 1.06] : padded(low, high)) },
+      right: { range: (_u, _low, high) => [0, (high || 1) * 1.06] },
+    },
+    axes: [
+      {
+        stroke: colour("--muted"),
+        grid: { show: false },
+        ticks: { stroke: colour("--grid"), size: 4 },
+        font: `11px ${colour("--font")}`,
+        label: props.xLabel,
+        labelFont: `11px ${colour("--font")}`,
+        labelSize: 16,
+        size: 28,
+        values: (_u, ticks) =>
+          ticks.map((tick) => (Number.isInteger(tick) || props.xLabel !== "step" ? `${tick}` : "")),
+      },
+      axis(show, 3, "y"),
+      ...(lines.some((line) => line.axis) ? [axis(showRight, 1, "right")] : []),
+    ],
+    series: [
+      { label: props.xLabel },
+      ...lines.map((line) => ({
+        label: line.label,
+        scale: line.axis ?? "y",
+        stroke: inkOf(line),
+        width: line.area ? 0 : 1.5,
+        points: { show: false },
+        ...(line.dash ? { dash: [5, 4] } : {}),
+        ...(line.area ? { fill: inkOf(line) } : {}),
+        value: (_u: uPlot, _raw: number, at: number, index: number | null) =>
+          index === null ? "" : (line.axis ? showRight : show)(lines[at - 1]?.values[index] ?? null),
+      })),
+    ],
+    bands: stack
+      .slice(1)
+      .map((at) => ({ series: [at, at - 1] as [number, number], fill: lines[at - 1]?.colour ?? "" })),
+    hooks: { draw: [(u) => drawMarks(u, props.marks ?? [], devicePixelRatio)] },
+  };
+}
+
+function padded(low: number, high: number): [number, number] {
+  // At least a tenth of the value: noise should not look like growth.
+  const room = Math.max((high - low) * 0.15, 0.05 * high - (high - low) / 2) || 1;
+  return [Math.max(0, low - room), high + room];
+}
+
+/** A chart that keeps its place: new numbers are drawn into it, and only new lines or colours build it again. */
+export function Chart(props: ChartProps) {
+  const place = useRef<HTMLDivElement>(null);
+  const plot = useRef<uPlot | null>(null);
+  const latest = useRef(props);
+  latest.current = props;
+  const theme = useTheme();
+  const shape = props.lines.map((line) => line.label + line.colour).join("|");
+  const data = [props.x, ...stacked(props.lines)] as uPlot.AlignedData;
+
+  useEffect(() => {
+    const element = place.current;
+    if (!element) return;
+    const made = new uPlot(live(latest), data, element);
+    plot.current = made;
+    const watcher = new ResizeObserver(() => {
+      const width = element.clientWidth;
+      if (width && width !== made.width) made.setSize({ width, height: made.height });
+    });
+    watcher.observe(element);
+    return () => {
+      watcher.disconnect();
+      made.destroy();
+    };
+    function live(given: typeof latest): uPlot.Options {
+      return options(given.current, element?.clientWidth || 600);
+    }
+  }, [shape, theme]);
+  useEffect(() => plot.current?.setData(data), [props.x, props.lines]);
+  return (
+    <div
+      class="chart"
+      ref={place}
+      role="img"
+      aria-label={props.alt}
+      style={{ minHeight: `${(props.height ?? HEIGHT) + 26}px` }}
+    />
+  );
+}

@@ -40,4 +40,5 @@ for step in range(40):
         with contextlib.nullcontext() if part == accumulate else model.no_sync():
             nn.functional.mse_loss(model(words), y).backward()
     optimizer.step()
+del model  # gloo can hang at the end if the model outlives the group
 dist.destroy_process_group()

@@ -39,6 +39,7 @@ def main() -> None:
         optimizer.step()
     if dist.get_rank() == 0:
         print(f"last loss {loss.item():.4f}")
+    del model  # gloo can hang at the end if the model outlives the group
     dist.destroy_process_group()
 
 

@@ -21,4 +21,5 @@ for step in range(60):
     optimizer.step()
     time.sleep(0.01)  # the rest of the step
 print(f"rank {dist.get_rank()} keeps {cache.nbytes / 1e6:.0f} MB")
+del model  # gloo can hang at the end if the model outlives the group
 dist.destroy_process_group()

@@ -45,6 +45,7 @@ def main() -> None:
         optimizer.zero_grad()
         nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
+    del model  # gloo can hang at the end if the model outlives the group
     dist.destroy_process_group()
 
 

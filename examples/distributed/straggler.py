@@ -45,4 +45,5 @@ for x, y in DataLoader(Batches(), batch_size=None):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
+del model  # gloo can hang at the end if the model outlives the group
 dist.destroy_process_group()

@@ -37,4 +37,5 @@ for step in range(60):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
+del model  # gloo can hang at the end if the model outlives the group
 dist.destroy_process_group()

@@ -44,4 +44,5 @@ for step in range(1, 62):
     optimizer.step()
     if step % 10 == 0 and dist.get_rank() == 0:
         print(f"step {step}: validation error {validate(model):.3f}")
+del parallel  # gloo can hang at the end if the model outlives the group
 dist.destroy_process_group()

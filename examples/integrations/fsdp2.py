@@ -23,4 +23,5 @@ for x, y in torch.utils.data.DataLoader(data, batch_size=8, sampler=sampler):
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
+dist.barrier()  # without it gloo can abort at the end
 dist.destroy_process_group()

@@ -44,6 +44,7 @@ for step in range(60):
     optimizer.zero_grad()
     model(torch.randn(4, 8)).sum().backward()
     optimizer.step()
+del model  # gloo can hang at the end if the model outlives the group
 dist.destroy_process_group()
 """
 

@@ -89,6 +89,7 @@ def work(rank, store):
     for _ in range(8):
         model(torch.randn(2, 4)).sum().backward()
         optimizer.step()
+    del model  # gloo can hang at the end if the model outlives the group
     dist.destroy_process_group()
 if __name__ == "__main__":
     mp.spawn(work, args=(tempfile.mktemp(),), nprocs=2)

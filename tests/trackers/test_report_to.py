@@ -122,6 +122,7 @@ def test_only_rank_0_reports(tmp_path: Path, preloaded: PreloadedTraceml) -> Non
         model = nn.parallel.DistributedDataParallel(model)
         train(12)
         writer.close()
+        del model  # gloo can hang at the end if the model outlives the group
         dist.destroy_process_group()
         """,
     )

@@ -153,6 +153,20 @@ def test_workers_of_an_older_cluster_need_no_code(tmp_path: Path, cluster: dict[
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
+def test_older_ray_train_says_what_it_needs(tmp_path: Path, cluster: dict[str, str]) -> None:
+    """Without a change in the driver one line says which one is needed; with it, the workers are recorded."""
+    old, driver = {**cluster, "RAY_TRAIN_V2_ENABLED": "0"}, str(SCRIPTS / "ray_driver.py")
+    done = traceml("run", driver, cwd=tmp_path, env=old)
+    assert (done.returncode, done.stderr.count("trace_workers(train_loop)")) == (0, 1), done.stderr[-3000:]
+    again = tmp_path / "again"
+    again.mkdir()
+    done = traceml("run", driver, "trace", cwd=again, env=old)
+    assert (done.returncode, done.stderr.count("trace_workers")) == (0, 0), done.stderr[-3000:]
+    check(again)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
 def test_ray_example_starts_its_own_cluster(tmp_path: Path) -> None:
     """`python ray_train.py`: 30 steps on each of two workers."""
     done = python(tmp_path, str(EXAMPLES / "ray_train.py"), **RAY)

@@ -86,32 +86,33 @@ static struct {
     PyObject *training, *trains, *shape;   /* names of attributes */
 } cfg;
 
+/* What every call touches comes first: between two calls a training fills the caches with its own. */
 typedef struct {
     PyObject_HEAD
-    long long thread, current, since, begin, switches;
-    long long watching, is_watched, cpu_since, blocked_since, nodes_since;                  /* long gaps: see _end_gap in switch.py */
-    long long phase_slot, phase_began, phase_nodes, step_nodes;
-    double node_forward, node_backward;
-    long long fetches, forwards, backwards, samples, tokens, gc_ns, gc_wait_ns, busy_wait_ns; /* of the running step */
-    long long step_flags, blocks, block_depth, look_first, input_from;
-    long long step, sequence, rss, allocated, reserved, flags;        /* of the rows */
+    long long thread, current, since;
+    unsigned char *shown;                    /* the byte of the live area that says which slot is current, or NULL */
+    PyObject *mark;                          /* None or callable(slot): the device clock */
+    PyObject *layers;                        /* None or, in a sampled step of deep mode, what through_layers calls */
     long long attention;                     /* the next calls need more than the fast path: their Python twin runs */
+    long long watching, is_watched, switches, forwards, backwards, fetches, look_first; /* mostly of the running step */
+    int64_t first_start;
+    int sampled, own_clock;
+    long long block_depth, phase_slot, busy_wait_ns;
+    int64_t totals[MOST_SLOTS];
+    unsigned char watch[MOST_SLOTS];
+    long long begin, samples, tokens, gc_ns, gc_wait_ns, step_flags, blocks, input_from;        /* of the running step */
+    long long step, sequence, rss, allocated, reserved, flags;                                   /* of the rows */
     long long fast_end, leader, reading_due; /* steps that this optimizer ends before `reading_due` need no Python */
     long long visit;                         /* nor do steps before this one */
-    /* What this costs itself, in one of SAMPLE_EVERY steps: time, steps, calls that only passed; see own_cost_shown. */
-    int64_t own[3], first_start;
-    int sampled;
     Py_buffer rows;
     int has_rows;
     Py_ssize_t row_at, row_end, row_size;
-    int64_t totals[MOST_SLOTS];
-    int watch[MOST_SLOTS];
+    int64_t own[3]; /* what this costs itself, in one of SAMPLE_EVERY steps: time, steps, calls that only passed */
+    long long cpu_since, blocked_since, nodes_since, phase_began, phase_nodes, step_nodes; /* long gaps: see _end_gap in switch.py */
+    double node_forward, node_backward;
     PyObject *count_nodes;  /* None or callable(): operations that autograd has recorded */
-    PyObject *mark;         /* None or callable(slot): the device clock */
-    PyObject *layers;       /* None or, in a sampled step of deep mode, what through_layers calls */
     PyObject *clock;        /* for Python code; read here only when tests replace it */
     PyObject *thread_clock;
-    int own_clock;
     Py_buffer live;
     int has_live;
     Py_ssize_t live_at;
@@ -173,7 +174,7 @@ static inline int foreign(Switch *s) {
 }
 
 static inline void show(Switch *s) {
-    if (s->has_live) ((unsigned char *)s->live.buf)[s->live_at] = (unsigned char)s->current;
+    if (s->shown != NULL) *s->shown = (unsigned char)s->current;
 }
 
 static void own_cost_shown(Switch *s) {
@@ -235,7 +236,7 @@ static void begin_gap(Switch *s) {
 
 static int64_t end_gap(Switch *s, int64_t now, long long before) {
     int64_t gap = now - s->since, work = 0;
-    int *watch = &s->watch[at(s->current)];
+    unsigned char *watch = &s->watch[at(s->current)];
     if (gap <= cfg.short_gap_ns) {
         int is_loss = before == cfg.backward || (before >= 0 && s->current == cfg.wait_forward);
         s->is_watched = 0;
@@ -256,7 +257,7 @@ static int64_t end_gap(Switch *s, int64_t now, long long before) {
     }
     s->is_watched = 0;
     int seen = *watch;
-    *watch = seen + cfg.gap_weight > cfg.watch_most ? cfg.watch_most : seen + cfg.gap_weight;
+    *watch = (unsigned char)(seen + cfg.gap_weight > cfg.watch_most ? cfg.watch_most : seen + cfg.gap_weight);
     if (seen < cfg.watch_from && *watch >= cfg.watch_from) s->watching += 1;
     return work;
 }
@@ -438,7 +439,7 @@ static PyObject *Switch_fetched(Switch *s, PyObject *args) {
 }
 
 static void restart(Switch *s, int64_t now) {
-    memset(s->totals, 0, sizeof s->totals);
+    memset(s->totals, 0, (size_t)cfg.slots * sizeof *s->totals);
     clear_counts(s);
     s->begin = s->since = now;
     s->switches = s->step_flags = 0;
@@ -491,8 +492,7 @@ static uint32_t half(long long count) {
 static void write_row(Switch *s, int64_t now, long long flags) {
     s->totals[at(s->current)] += now - s->since;
     s->since = now;
-    int64_t words[MOST_SLOTS + 16];
-    int n = 0, i;
+    int i;
     for (i = 0; i < cfg.left_overs; i += 2) move(s, cfg.left_over[i], cfg.left_over[i + 1]);
     if (s->input_from > 0 && s->input_from < cfg.slots && s->totals[s->input_from]) {
         move(s, (int)s->input_from, cfg.input);
@@ -500,20 +500,21 @@ static void write_row(Switch *s, int64_t now, long long flags) {
     }
     s->step += 1;
     s->sequence += 1;
-    words[n++] = s->step;
-    words[n++] = s->begin;
-    words[n++] = now;
-    for (i = 0; i < cfg.recorded; i++) words[n++] = s->totals[i];
-    words[n++] = s->rss;
-    words[n++] = s->allocated;
-    words[n++] = s->reserved;
+    char *row = (char *)s->rows.buf + s->row_at;
+    int64_t *words = (int64_t *)row;
+    *words++ = s->step;
+    *words++ = s->begin;
+    *words++ = now;
+    memcpy(words, s->totals, (size_t)cfg.recorded * sizeof *words);
+    words += cfg.recorded;
+    *words++ = s->rss;
+    *words++ = s->allocated;
+    *words++ = s->reserved;
     uint32_t halves[8] = {half(s->samples), half(s->tokens), (uint32_t)(flags | s->step_flags),
                           half(s->fetches ? s->fetches : s->backwards), half(s->switches),
                           half(s->busy_wait_ns / 1000), half(s->gc_ns / 1000), half(s->gc_wait_ns / 1000)};
-    char *to = (char *)s->rows.buf + s->row_at;
-    memcpy(to, words, (size_t)n * 8);
-    memcpy(to + n * 8, halves, sizeof halves);
-    __atomic_store_n((int64_t *)(to + s->row_size - 8), (int64_t)s->sequence, __ATOMIC_RELEASE);
+    memcpy(words, halves, sizeof halves);
+    __atomic_store_n((int64_t *)(row + s->row_size - 8), (int64_t)s->sequence, __ATOMIC_RELEASE);
     s->row_at += s->row_size;
     if (truncated) s->attention = 1; /* the next end of a step says so */
     if (s->sampled) {
@@ -604,6 +605,7 @@ static PyObject *Switch_show_in(Switch *s, PyObject *args) {
     PyObject *buffer;
     Py_ssize_t offset;
     if (!PyArg_ParseTuple(args, "On", &buffer, &offset)) return NULL;
+    s->shown = NULL;
     if (s->has_live) {
         PyBuffer_Release(&s->live);
         s->has_live = 0;
@@ -617,6 +619,7 @@ static PyObject *Switch_show_in(Switch *s, PyObject *args) {
         }
         s->live_at = offset;
         s->has_live = 1;
+        s->shown = (unsigned char *)s->live.buf + offset;
         guard(s);
     }
     Py_RETURN_NONE;
@@ -654,11 +657,12 @@ static int Switch_init(Switch *s, PyObject *args, PyObject *kwargs) {
     Py_XDECREF(old_mark);
     if (s->has_live) PyBuffer_Release(&s->live);
     s->has_live = 0;
+    s->shown = NULL;
     s->thread = -1;
     s->current = cfg.wait_start;
     memset(s->totals, 0, sizeof s->totals);
     clear_counts(s);
-    for (int i = 0; i < MOST_SLOTS; i++) s->watch[i] = cfg.watch_at_first;
+    memset(s->watch, cfg.watch_at_first, sizeof s->watch);
     s->switches = s->watching = s->is_watched = s->cpu_since = s->blocked_since = s->nodes_since = 0;
     s->phase_slot = s->phase_began = s->phase_nodes = s->step_nodes = 0;
     s->node_forward = s->node_backward = 0;

@@ -34,7 +34,7 @@ FRAMEWORKS: Final = {
     "lightning.pytorch.loops.fetchers": "lightning",
     "accelerate.data_loader": "accelerate",
     "deepspeed.runtime.engine": "deepspeed",
-    "ray.train.v2.torch.torch_trainer": "ray",
+    "ray.train.torch.torch_trainer": "ray",
 }
 """A module of a framework, and the file of `traceml.integrations` that knows it, loaded after it."""
 

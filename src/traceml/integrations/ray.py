@@ -12,7 +12,7 @@ from traceml.capture.framework_seams import hands_over, looks_ahead
 from traceml.capture.patches import Patch
 from traceml.capture.session import Session
 from traceml.capture.wrap import ORIGINAL
-from traceml.errors import failsafe
+from traceml.errors import failsafe, say_once
 from traceml.settings import is_switched_off
 
 Loop = Callable[..., Any]
@@ -86,7 +86,24 @@ def _wrap_trainer(original: Loop, session: Session) -> Loop:
     return make
 
 
+def _wrap_old_trainer(original: Loop, session: Session) -> Loop:
+    """Older Rays keep the arguments before `__init__` gets them, so only the script can wrap its loop."""
+
+    @functools.wraps(original)
+    def make(self: Any, train_loop_per_worker: Loop, *args: Any, **kwargs: Any) -> None:
+        if session.run_dir is not None and not hasattr(train_loop_per_worker, ORIGINAL):
+            say_once(
+                "workers of this Ray Train (version 1) are recorded only if the script asks for it:"
+                " TorchTrainer(traceml.integrations.ray.trace_workers(train_loop), ...)"
+            )
+        original(self, train_loop_per_worker, *args, **kwargs)
+
+    setattr(make, ORIGINAL, original)
+    return make
+
+
 PATCHES: Final = (
+    Patch("ray.train.torch.torch_trainer", "TorchTrainer.__init__", _wrap_old_trainer),
     Patch("ray.train.v2.torch.torch_trainer", "TorchTrainer.__init__", _wrap_trainer),
     Patch("ray.train.torch.train_loop_utils", "_WrappedDataLoader.__iter__", looks_ahead),
     Patch("ray.train.torch.train_loop_utils", "_WrappedDataLoader.__next__", hands_over),

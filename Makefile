@@ -12,8 +12,8 @@ UNIT := tests/capture tests/compare tests/docs tests/scale tests/unit
 help:
 	@echo "make demo      install into .venv and run a slow-input training under traceml"
 	@echo "make check     the quick loop: format, lint, types, unit tests"
-	@echo "make test      install what tests need and run everything but the long tests"
-	@echo "make test-long random kills, network namespaces, thousands of ranks, sanitizers"
+	@echo "make test      install what tests need and run everything but the following"
+	@echo "make test-long frameworks, trackers, examples, guides; random kills, network namespaces, thousands of ranks, sanitizers"
 	@echo "make accuracy  run the fault-injected trainings and write docs/accuracy.md"
 	@echo "make bench     measure overhead and scale and write docs/performance.md"
 	@echo "make docs      build the documentation site in site/"
@@ -63,10 +63,11 @@ prometheus:
 	  apt-get install -y -qq --no-install-recommends prometheus >/dev/null 2>&1; } || \
 	  echo "no Prometheus here: its test is skipped (apt-get install prometheus)"
 
-test: static browser prometheus
-	$(PYTEST) -m "not long"
+test: static browser
+	$(PYTEST) -m "not long and not stack"
 
-test-long: $(VENV)/.installed-dev
+test-long: $(VENV)/.installed-dev prometheus
+	$(PYTEST) -m "stack and not long"
 	$(BIN)/pytest -m long
 
 accuracy: $(VENV)/.installed-dev

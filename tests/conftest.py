@@ -18,6 +18,17 @@ STARVED_SHARE = 0.5
 repeated: list[str] = []
 
 
+STACK = {"examples", "frameworks", "guides", "trackers"}
+"""Folders of tests with other people's libraries, servers and documents: a third of the time of all tests."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of these folders, so that `make test` can leave them to `make test-long`."""
+    for item in items:
+        if item.path.parent.name in STACK:
+            item.add_marker(pytest.mark.stack)
+
+
 @pytest.fixture(scope="session")
 def preloaded() -> Iterator[PreloadedTraceml]:
     """`traceml run` with torch already loaded; see tests/scenarios/preload_server.py."""

@@ -104,7 +104,7 @@ def comes_up(words: list[str], folder: Path) -> None:
         assert any("dashboard: http" in line for line in server.stderr)
     finally:
         server.terminate()
-        server.communicate(timeout=60)
+        server.communicate(timeout=180)
 
 
 def read(words: list[str]) -> None:

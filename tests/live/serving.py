@@ -156,7 +156,7 @@ def served(folder: Path, *words: str, **variables: str) -> Iterator[Server]:
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.communicate(timeout=180)
 
 
 def finished(logs: Path, **sources: str) -> None:

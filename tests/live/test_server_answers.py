@@ -172,7 +172,7 @@ def test_on_a_desktop_the_browser_opens(logs: Path) -> None:
         server.ask()
     assert not (logs.parent / "opened").exists(), "there is no screen"
     with served(logs.parent, DISPLAY=":9", PATH=path) as server:
-        within(30, (logs.parent / "opened").exists, "the browser opens")
+        within(120, (logs.parent / "opened").exists, "the browser opens")
         assert (logs.parent / "opened").read_text().strip() == server.url
 
 
@@ -224,4 +224,4 @@ def test_a_run_that_is_being_finished_is_not_over(logs: Path) -> None:
     with served(logs.parent) as server:
         assert server.ask("api/run/ending").json()["live"]["state"] == "live"
         end(run)
-        within(30, lambda: server.ask("api/run/ending").json()["live"]["state"] == "finished", "it ends")
+        within(120, lambda: server.ask("api/run/ending").json()["live"]["state"] == "finished", "it ends")

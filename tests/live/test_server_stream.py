@@ -117,10 +117,10 @@ def test_too_many_connections_are_turned_away(tmp_path: Path) -> None:
     going_on(tmp_path / "logs")
     with served(tmp_path) as server:
         pages = [server.open(NEWS) for _ in range(210)]
-        within(30, lambda: server.ask("api/runs").status == 503, "no room")
+        within(120, lambda: server.ask("api/runs").status == 503, "no room")
         for page in pages:
             page.close()
-        within(30, lambda: server.ask("api/runs").status == 200, "room again")
+        within(120, lambda: server.ask("api/runs").status == 200, "room again")
 
 
 @pytest.mark.long
@@ -129,11 +129,11 @@ def test_silent_connections_are_dropped(tmp_path: Path) -> None:
     run = going_on(tmp_path / "logs", ranks=256)
     with served(tmp_path) as server:
         silent = [socket.create_connection((server.host, server.port)) for _ in range(250)]
-        within(30, lambda: all(is_closed(connection) for connection in silent), "silent ones are dropped")
+        within(120, lambda: all(is_closed(connection) for connection in silent), "silent ones are dropped")
         sleeper = server.open(NEWS, buffer=4096)
         page = server.events(NEWS)
         port = sleeper.getsockname()[1]
-        within(30, lambda: peers(server, port) == 1, "it is connected")
+        within(120, lambda: peers(server, port) == 1, "it is connected")
         until = time.monotonic() + 60
         while peers(server, port) and time.monotonic() < until:
             run.append(1)
@@ -182,7 +182,9 @@ def test_a_run_that_nobody_watches_is_not_read(tmp_path: Path) -> None:
         page.until(lambda _: True)
         watched = cpu_in(server, 2.0)
         page.close()
-        within(30, lambda: cpu_in(server, 2.0) <= 0.2 * watched, f"it rests; watched: {watched:.2f} s in 2 s")
+        within(
+            120, lambda: cpu_in(server, 2.0) <= 0.2 * watched, f"it rests; watched: {watched:.2f} s in 2 s"
+        )
 
 
 def cpu_in(server: Server, seconds: float) -> float:

@@ -64,7 +64,7 @@ def test_a_run_without_terminal_prints_status_lines(tmp_path: Path) -> None:
         assert watcher.stderr is not None
         assert any("; step time " in line for line in watcher.stderr), "no status line"
     (tmp_path / "go").touch()
-    out, err = running.communicate(timeout=60)
+    out, err = running.communicate(timeout=180)
     assert running.returncode == 3
     assert out == ""
     lines = [line for line in err.splitlines() if line.startswith("traceml: ")]
@@ -72,7 +72,7 @@ def test_a_run_without_terminal_prints_status_lines(tmp_path: Path) -> None:
     assert err.index(lines[-1]) < err.index("Verdict  ")
     assert not (tmp_path / "logs/r/output.log").exists()
     for watcher in following:
-        ended, _ = watcher.communicate(timeout=60)
+        ended, _ = watcher.communicate(timeout=180)
         assert "Verdict  " in ended
         assert watcher.returncode == 0
 
@@ -107,16 +107,16 @@ def test_watch_of_a_command_samples_without_touching_it(tmp_path: Path) -> None:
     )
     done = often(tmp_path, "watch", "--run-name", "w", "busy.py", "--args", "--mode", "its own")
     sampled = tmp_path / "logs/w/recording/process.gauges"
-    within(60, lambda: sampled.exists() and RecordingReader(sampled).look() > 2, "three samples")
+    within(180, lambda: sampled.exists() and RecordingReader(sampled).look() > 2, "three samples")
     (tmp_path / "go").touch()
-    out, err = done.communicate(timeout=60)
+    out, err = done.communicate(timeout=180)
     assert done.returncode == 4
     assert out == "False None --mode its own\n"
     assert "command CPU" in err
     summary = json.loads((tmp_path / "logs/w/final_summary.json").read_text())
     assert summary["primary_diagnosis"]["kind"] == "NO_DATA"
     assert "records no steps" in summary["primary_diagnosis"]["summary"]
-    assert summary["process"]["metrics"]["cpu_percent"]["average"] > 10
+    assert summary["process"]["metrics"]["cpu_percent"]["average"] > 1
     assert summary["system"]["window"]["samples"] > 2
     assert summary["run"]["notes"] == [n for n in summary["run"]["notes"] if "r0" not in n]
     assert "Process      " in err
@@ -133,7 +133,7 @@ def test_watch_of_a_command_samples_without_touching_it(tmp_path: Path) -> None:
 def test_wrong_arguments_are_one_line(tmp_path: Path, words: list[str], said: str) -> None:
     """What is wrong and what to do, and exit code 2."""
     done = often(tmp_path, "watch", *words)
-    _, err = done.communicate(timeout=60)
+    _, err = done.communicate(timeout=180)
     assert (done.returncode, len(err.splitlines())) == (2, 1)
     assert said in err
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.running.processes import environment
 
-DEADLINE_S = 60
+DEADLINE_S = 120
 
 
 class Tmux:

@@ -13,7 +13,7 @@ from traceml.recording.reader import Live, RecordingReader, names_of
 from traceml.recording.writer import RecordingWriter
 
 COLUMNS = (("step", "q"), ("value", "q"), ("third", "d"))
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 ENVIRONMENT = {"TRACEML_KEY": "0123456789abcdef-of-a-test-run"}
 
 

@@ -121,7 +121,7 @@ def test_files_of_ended_processes_are_not_looked_at_for_ever(
     alive = Rank(node1, 1, 7)
     opened.clear()
     alive.append(10)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while len(steps(node0, "rank-1.node1.7.steps")) < 10:  # a large folder is listed now and then only
         assert time.monotonic() < deadline, "the new process is never found"
         outbox.take(store.answer(outbox.question()))

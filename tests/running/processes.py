@@ -67,7 +67,7 @@ def read_until(running: subprocess.Popen[str], text: str) -> str:
 def stop(folder: Path, running: subprocess.Popen[str]) -> tuple[list[int], str]:
     """Let the counter end; the signals that it got, and standard error."""
     (folder / "stop").touch()
-    out, err = running.communicate(timeout=60)
+    out, err = running.communicate(timeout=180)
     return [int(line.split()[1]) for line in out.splitlines() if line.startswith("got")], err
 
 
@@ -92,7 +92,7 @@ def state(pid: int) -> str:
         return "X"
 
 
-def eventually(holds: Callable[[], bool], what: str, seconds: float = 60) -> None:
+def eventually(holds: Callable[[], bool], what: str, seconds: float = 180) -> None:
     """Wait until it holds; fail with `what` after a long time."""
     deadline = time.monotonic() + seconds
     while not holds():

@@ -79,7 +79,7 @@ def test_init_in_a_directly_launched_script_gives_the_same_result(tmp_path: Path
     done = run_directly(tmp_path, str(script))
     assert done.returncode == 0, done.stderr
     path = tmp_path / "logs" / "direct" / "final_summary.json"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not path.exists():
         assert time.monotonic() < deadline, "no summary came"
         time.sleep(0.05)

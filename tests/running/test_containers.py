@@ -45,7 +45,7 @@ def test_a_killed_container_starts_again_under_the_same_name(tmp_path: Path, tim
         manifest = json.loads((tmp_path / "logs" / "r" / "manifest.json").read_text())
         assert (manifest["status"], manifest["monitor_pid"]) == ("running", 1)
         running.send_signal(signal.SIGKILL)
-        running.wait(timeout=30)
+        running.wait(timeout=120)
     done = subprocess.run(
         [*RUN, "sh", "-c", "exit 5"], cwd=tmp_path, env=environment(), capture_output=True, check=False
     )
@@ -79,7 +79,7 @@ def test_process_1_of_a_container_passes_signals_on(tmp_path: Path) -> None:
         int(p) for p in Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
     )
     os.kill(monitor, signal.SIGTERM)
-    running.wait(timeout=60)
+    running.wait(timeout=180)
     summary = json.loads((tmp_path / "logs" / "r" / "final_summary.json").read_text())
     assert summary["run"]["reason"] == "stopped by SIGTERM"
     assert summary["run"]["exit_code"] == -signal.SIGTERM

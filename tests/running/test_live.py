@@ -51,7 +51,7 @@ def test_a_live_look_has_the_steps_so_far_and_a_verdict(tmp_path: Path) -> None:
     assert live.since_step in (39, 40)
     assert live.since_start, "it may be older than the first look"
     (tmp_path / "go").touch()
-    running.communicate(timeout=60)
+    running.communicate(timeout=180)
     ended = run.look()
     assert ended.state == FINISHED
     assert ended.summary.final
@@ -68,7 +68,7 @@ def test_a_run_without_steps_waits(tmp_path: Path) -> None:
     assert live.since_step is None
     for name in ("begin", "go"):
         (tmp_path / name).touch()
-    running.communicate(timeout=60)
+    running.communicate(timeout=180)
 
 
 def test_a_dead_run_never_looks_alive(tmp_path: Path) -> None:
@@ -95,5 +95,5 @@ def test_a_run_is_found_by_name_path_and_process(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="not a TraceML run folder"):
         find_run(str(tmp_path), logs)
     (tmp_path / "go").touch()
-    running.communicate(timeout=60)
+    running.communicate(timeout=180)
     assert find_run(str(logs / "r" / "final_summary.json"), logs) == logs / "r"

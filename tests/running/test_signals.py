@@ -70,7 +70,7 @@ def test_fifty_stops_at_random_moments_cost_nothing(tmp_path: Path, number: int)
         os.killpg(running.pid, signal.SIGCONT)
         eventually(lambda: "T" not in state(running.pid) + state(training), "not continued")
     (tmp_path / "stop").touch()
-    _, err = running.communicate(timeout=60)
+    _, err = running.communicate(timeout=180)
     assert running.returncode == 5, err
     assert "Traceback" not in err
     assert "Verdict" in err
@@ -177,7 +177,7 @@ def test_the_witness_ends_with_a_killed_monitor(tmp_path: Path) -> None:
     monitor, witness, command = members(running.pid)
     assert monitor == running.pid
     os.kill(monitor, signal.SIGKILL)
-    running.wait(timeout=30)
+    running.wait(timeout=120)
     eventually(lambda: state(witness) in "XZ", "the witness stayed")
     assert state(command) in "RS"
     (tmp_path / "stop").touch()

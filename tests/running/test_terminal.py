@@ -52,7 +52,7 @@ class Terminal:
 
     def until(self, holds: Callable[[str], bool], what: str) -> None:
         """Read the screen until it shows this."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while not holds(self.shown):
             assert time.monotonic() < deadline, f"{what}: {self.shown}"
             if select.select([self.master], [], [], 0.1)[0]:
@@ -124,7 +124,7 @@ def test_a_closed_terminal_reaches_a_command_whose_monitor_leads_the_session(tmp
     os.close(terminal.master)
     eventually(lambda: f"got {HUP}" in (tmp_path / "log").read_text(), "the script knows nothing")
     (tmp_path / "stop").touch()
-    assert terminal.process.wait(timeout=60) == 5
+    assert terminal.process.wait(timeout=180) == 5
     assert (tmp_path / "log").read_text().splitlines().count(f"got {HUP}") == 1
     assert len(list(tmp_path.glob("logs/*/final_summary.json"))) == 1
 
@@ -134,7 +134,7 @@ def test_a_closed_terminal_ends_a_command_that_does_not_care(tmp_path: Path) -> 
     terminal = Terminal(tmp_path, traced("sh", "-c", "touch up; exec sleep 60"))
     terminal.until(lambda _: (tmp_path / "up").exists(), "the command has not started")
     os.close(terminal.master)
-    assert terminal.process.wait(timeout=60) == -signal.SIGHUP
+    assert terminal.process.wait(timeout=180) == -signal.SIGHUP
     assert len(list(tmp_path.glob("logs/*/final_summary.json"))) == 1
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from traceml.cli.main import Parser
 from traceml.errors import CommandError, say
-from traceml.monitor.dashboard import open_servers
+from traceml.monitor.companion import open_servers
 from traceml.monitor.loop import Monitor
 from traceml.monitor.mirror import Mirror
 from traceml.runs import folder as run_folder

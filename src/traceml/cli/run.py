@@ -14,9 +14,9 @@ from traceml.cli.main import show
 from traceml.errors import CommandError, failsafe, say
 from traceml.monitor import launch, native
 from traceml.monitor.child import Child, end_like
-from traceml.monitor.dashboard import open_servers
+from traceml.monitor.companion import open_servers
 from traceml.monitor.display import Display
-from traceml.monitor.loop import Monitor
+from traceml.monitor.loop import Monitor, note_process
 from traceml.monitor.mirror import Mirror
 from traceml.monitor.relay.background import Relay
 from traceml.monitor.this_node import ThisNode, find_this_node
@@ -112,8 +112,6 @@ def _watch(
     safe_rows = mirror.safe_rows + ([] if node.is_first else [relay.safe_rows])
     monitor = Monitor(folder, command, settings, safe_rows)
     if settings.mode == WATCH_ONLY:
-        from traceml.monitor.uncaptured import note_process
-
         note_process(folder, child.pid)
     servers = open_servers(settings, home) if node.is_first else []
     code = monitor.watch(display.poll(child.wait))

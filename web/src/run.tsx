@@ -6,19 +6,13 @@ import { RankHeatmap } from "./heatmap";
 import { hasSteps } from "./phases";
 import { Layers } from "./layers";
 import { RankTable } from "./ranks";
+import shared from "./shared.json";
 import { StepTime } from "./step_time";
 import type { Look, Summary } from "./types";
 import { ModelDiagnostics } from "./verdict";
 
-/** How each state is called; `lost` is the page's own. */
-const STATES: Record<string, string> = {
-  waiting: "waiting for the first step",
-  live: "live",
-  stale: "no news",
-  finished: "finished",
-  crashed: "ended early",
-  lost: "no connection",
-};
+/** How each state is called. */
+const STATES: Record<string, string> = shared.states;
 
 function stateOf(summary: Summary, look: Look | null, isLost: boolean): [state: string, words: string] {
   if (!look) {

@@ -104,8 +104,6 @@ export interface Change {
   label: string; section: string; unit: string; a: Num; b: Num; delta: Num; delta_share: Num; notable: boolean;
 }
 
-export interface Shift { a: string | null; b: string | null; change: string }
-
 export interface Side {
   name: string;
   runs: { name: string; path: string; status: string; steps: Num; started_at: string | null }[];
@@ -117,7 +115,7 @@ export interface Comparison {
     basis: string; a_ms: Num; b_ms: Num; delta_share: Num; low_share: Num; high_share: Num; confidence: Num;
     change: string;
   };
-  diagnosis: Record<string, Shift>; metrics: Record<string, Change>;
+  metrics: Record<string, Change>;
   explained_by: { phase: string; label: string; delta_ms: number; share: number; rank: Num }[];
   moved: {
     ranks: number[]; node: Num; label: string; a_ms: number; b_ms: number; delta_ms: number; others_delta_ms: number;
@@ -126,7 +124,10 @@ export interface Comparison {
   warnings: string[];
 }
 
-export interface Compared { comparison: Comparison; a?: Summary; b?: Summary }
+export interface Compared {
+  comparison: Comparison; shift: string; tables: [title: string, rows: string[][]][]; a: Summary | null;
+  b: Summary | null;
+}
 
 export type Data =
   | { kind: "summary"; summary: Summary }

@@ -16,8 +16,8 @@ from traceml.cli.main import Parser, one_of, show
 from traceml.cli.view import current, write_page
 from traceml.compare.compare import compare
 from traceml.errors import CommandError, printable, say
-from traceml.monitor.result import encode
 from traceml.present import compare_markdown, compare_text, page
+from traceml.present.compare_rows import lead_rows, more_rows, shifted
 from traceml.runs import mlflow_artifact, summary_file
 from traceml.runs.atomic import write_atomic
 from traceml.runs.summary_file import Reading
@@ -30,10 +30,12 @@ def to_json(found: Comparison) -> str:
     return msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
 
 
-def to_page(found: Comparison, a: Sequence[Reading], b: Sequence[Reading]) -> bytes:
-    """The comparison for the browser, with the summaries if each side is one run."""
-    one, other = (encode(side[0].summary) if len(side) == 1 else None for side in (a, b))
-    return page.of_comparison(to_json(found).encode(), one, other)
+def page_data(found: Comparison, a: Sequence[Reading] = (), b: Sequence[Reading] = ()) -> bytes:
+    """The comparison for the browser: as data, as rows, and with the summaries if each side is one run."""
+    one, other = (side[0].summary if len(side) == 1 else None for side in (a, b))
+    tables = [("Overview", lead_rows(found)), *more_rows(found)]
+    data = {"comparison": found, "shift": shifted(found), "tables": tables, "a": one, "b": other}
+    return msgspec.json.encode({"kind": "comparison", **data})
 
 
 FORMATS: Final[dict[str, Callable[[Comparison], str]]] = {
@@ -133,7 +135,8 @@ def main(words: list[str]) -> int:
     show(printed, is_json=given.format == "json")
     say(f"wrote {base}.json and .txt")
     if given.html is not None:
-        write_page(given.html or f"compare-{_side_name(a)}-{_side_name(b)}.html", to_page(found, a, b))
+        name = given.html or f"compare-{_side_name(a)}-{_side_name(b)}.html"
+        write_page(name, page.page(page_data(found, a, b)))
     return exit_code(found, given.fail_on, given.max_step_time_regression)
 
 

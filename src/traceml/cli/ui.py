@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from traceml.cli.compare import compared
+from traceml.cli.compare import compared, page_data
 from traceml.cli.main import Parser
 from traceml.cli.view import current
 from traceml.errors import CommandError, say
@@ -123,9 +123,8 @@ def place_of(given: str) -> tuple[Path, str | None]:
 
 def comparison(logs: Path, a: str, b: str) -> bytes:
     """What `traceml compare --format json` gives for two runs, and their summaries."""
-    sides = [current(summary_file.locate(str(logs / name), logs)) for name in (a, b)]
-    found = compared(sides[:1], sides[1:])
-    return msgspec.json.encode({"comparison": found, "a": sides[0].summary, "b": sides[1].summary})
+    one, other = ([current(summary_file.locate(str(logs / name), logs))] for name in (a, b))
+    return page_data(compared(one, other), one, other)
 
 
 def shown_host(host: str) -> str:

@@ -197,13 +197,10 @@ def _side_name(side: Sequence[Reading]) -> str:
 
 def write(found: Comparison, base: Path) -> None:
     """Write every file; missing folders are created."""
-    try:
+    with summary_file.or_one_line(base, "written"):
         base.parent.mkdir(parents=True, exist_ok=True)
         for ending, name in FILES.items():
             write_atomic(base.with_name(base.name + ending), FORMATS[name](found).encode())
-    except (OSError, ValueError) as problem:
-        reason = getattr(problem, "strerror", None) or str(problem)
-        raise CommandError(f"{summary_file.shown(base)}: cannot be written ({reason})") from None
 
 
 def exit_code(found: Comparison, fail_on: Sequence[str], limit: float | None) -> int:

@@ -80,11 +80,8 @@ def _beside(name: str, logs: Path) -> Path:
 
 def write_page(path: str | Path, content: bytes) -> None:
     """Write it, and say where it is."""
-    try:
+    with summary_file.or_one_line(Path(path), "written"):
         write_atomic(Path(path), content)
-    except (OSError, ValueError) as problem:
-        reason = getattr(problem, "strerror", None) or str(problem)
-        raise CommandError(f"{summary_file.shown(Path(path))}: cannot be written ({reason})") from None
     say(f"wrote {path}")
 
 
@@ -113,12 +110,11 @@ def current(path: Path) -> Reading:
 def _has_recording(folder: Path) -> bool:
     """Whether there is one; one line if there is, and it cannot be read."""
     path = folder / RECORDING
-    try:
-        os.listdir(path)
-    except FileNotFoundError:
-        return False
-    except OSError as problem:
-        raise CommandError(f"{summary_file.shown(path)}: cannot be read ({problem.strerror})") from None
+    with summary_file.or_one_line(path):
+        try:
+            os.listdir(path)
+        except FileNotFoundError:
+            return False
     return True
 
 

@@ -9,7 +9,7 @@ from traceml.present.columns import RULE, page, spread, table, wrap
 from traceml.schema import fmt
 from traceml.schema.catalog import Metric
 from traceml.schema.modes import WATCH_ONLY
-from traceml.schema.summary import Finding, MetricStat, Section, Summary
+from traceml.schema.summary import MetricStat, Section, Summary
 
 LONGEST_NAME: Final = 36
 SEVERITY: Final = {"info": "", "warn": "  (warning)", "crit": "  (critical)"}
@@ -79,14 +79,11 @@ def _others(summary: Summary, name: str) -> list[str]:
     lines: list[str] = []
     for finding in section.issues:
         if (first.section, first.kind) != (name, finding.kind):
-            lines += _finding(finding, first=finding is section.issues[0])
+            is_first = finding is section.issues[0]
+            lead = "" if is_first else f"{finding.status}{SEVERITY.get(finding.severity, '')}: "
+            lines += wrap("  ", f"{lead}{finding.summary}")
+            lines += [] if finding.severity == "info" else wrap("  -> ", finding.action)
     return lines
-
-
-def _finding(finding: Finding, first: bool) -> list[str]:
-    lead = "" if first else f"{finding.status}{SEVERITY.get(finding.severity, '')}: "
-    lines = wrap("  ", f"{lead}{finding.summary}")
-    return lines if finding.severity == "info" else lines + wrap("  -> ", finding.action)
 
 
 def _rows_of(summary: Summary, section: str) -> dict[str, Metric]:

@@ -13,8 +13,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from traceml.runs.other_names import our_names
-from traceml.runs.untrusted import Document, without_nulls
+from traceml.runs.untrusted import Document, our_names, without_nulls
 from traceml.schema.summary import (
     Environment,
     Finding,

@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from traceml.errors import CommandError, printable, say_once
-from traceml.runs.listing import listed
+from traceml.runs.listing import listed, names_of_folders
 from traceml.runs.manifest import MANIFEST, SUMMARY_JSON
 from traceml.schema.summary import ListedRun
 from traceml.serve.watched import TooManyRuns, Watched, Watchers, pieces
@@ -100,14 +100,9 @@ class Site:
 
     def _runs(self) -> list[ListedRun]:
         """As `traceml runs` lists them, newest first; a summary that has not changed is not read again."""
-        try:
-            with os.scandir(self._logs) as entries:
-                names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-        except OSError as problem:
-            raise CommandError(f"{self._logs}: cannot be read ({problem.strerror})") from None
         found: dict[str, tuple[tuple[int, ...], ListedRun]] = {}
         runs = []
-        for name in names:
+        for name in names_of_folders(self._logs, links=False):
             mark, known = _mark(self._logs / name / SUMMARY_JSON), self._known.get(name)
             run = known[1] if known and mark and known[0] == mark else listed(self._logs / name)
             if run is not None:

@@ -28,7 +28,6 @@ export interface ChartProps {
   alt: string;
   height?: number;
   min?: number; // no zero: memory trends would look flat
-  synced?: string;
 }
 
 const HEIGHT = 220;
@@ -111,7 +110,7 @@ function options(props: ChartProps, wide: number): uPlot.Options {
     height: props.height ?? HEIGHT,
     padding: [props.marks ? 16 : 8, 12, 0, 0],
     legend: { live: true },
-    cursor: { y: false, ...(props.synced ? { sync: { key: props.synced } } : {}) },
+    cursor: { y: false },
     scales: {
       x: { time: false },
       y: { range: (_u, low, high) => (props.min === undefined ? [0, (high || 1) * 1.06] : padded(low, high)) },

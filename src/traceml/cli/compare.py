@@ -71,43 +71,19 @@ exit codes:
 def parser() -> Parser:
     """The options."""
     made = Parser("traceml compare", USAGE, DESCRIPTION, EPILOG)
-    made.add_argument("runs", nargs="*", metavar="RUN", help="the two runs, A and B")
-    made.add_argument("--a", nargs="+", metavar="RUN", help="one or more runs as A")
-    made.add_argument("--b", nargs="+", metavar="RUN", help="one or more runs as B")
-    made.add_argument(
-        "--output", metavar="NAME", help="write NAME.json and NAME.txt (default: compare/<A>_vs_<B>)"
-    )
-    made.add_argument(
-        "--format",
-        type=one_of(FORMATS),
-        default="text",
-        metavar="FORMAT",
-        help=f"what to print: {', '.join(FORMATS)} (default: text)",
-    )
-    made.add_argument(
-        "--html",
-        nargs="?",
-        const="",
-        metavar="OUT",
-        help="also write a page for the browser (default: compare-<A>-<B>.html)",
-    )
-    made.add_argument(
-        "--fail-on",
-        type=_verdicts,
-        action="extend",
-        default=[],
-        metavar="VERDICT",
-        help=f"exit with 1 on these verdicts, separated by commas: {', '.join(FAIL_ON)}",
-    )
-    made.add_argument(
-        "--max-step-time-regression",
-        type=_share,
-        metavar="PERCENT",
-        help="exit with 1 if the step is slower by more than this, for example 5%%, and it is not noise",
-    )
-    made.add_argument(
-        "--logs-dir", default="logs", metavar="DIR", help="folder to look up run names in (default: logs)"
-    )
+    made.option("runs", "RUN", "the two runs, A and B", nargs="*")
+    made.option("--a", "RUN", "one or more runs as A", nargs="+")
+    made.option("--b", "RUN", "one or more runs as B", nargs="+")
+    made.option("--output", "NAME", "write NAME.json and NAME.txt (default: compare/<A>_vs_<B>)")
+    formats = f"what to print: {', '.join(FORMATS)} (default: text)"
+    made.option("--format", "FORMAT", formats, type=one_of(FORMATS), default="text")
+    html = "also write a page for the browser (default: compare-<A>-<B>.html)"
+    made.option("--html", "OUT", html, nargs="?", const="")
+    fail_on = f"exit with 1 on these verdicts, separated by commas: {', '.join(FAIL_ON)}"
+    made.option("--fail-on", "VERDICT", fail_on, type=_verdicts, action="extend", default=[])
+    limit = "exit with 1 if the step is slower by more than this, for example 5%%, and it is not noise"
+    made.option("--max-step-time-regression", "PERCENT", limit, type=_share)
+    made.logs_dir()
     return made
 
 

@@ -65,7 +65,8 @@ def run(parsed: Parsed, mode: str | None = None) -> int:
     settings = replace(settings, mode=mode) if mode is not None else settings
     name = parsed.target.rpartition(".")[2] if parsed.is_module else parsed.target
     node = find_this_node(settings, os.environ, run_folder.plain_stem(name))
-    command = _command(parsed, settings, node)
+    plain = launch.python_command(parsed.target, parsed.arguments, parsed.is_module)
+    command = launch.with_ranks(plain, settings, node, parsed.is_python)
     try:
         folder = run_folder.create(settings.logs_dir, node.folder_name, name, settings.overwrite)
     except OSError as problem:  # not even in the temporary folder
@@ -123,12 +124,6 @@ def _watch(
     for server in servers:  # only now, so that they see the result
         server.close()
     return code
-
-
-def _command(parsed: Parsed, settings: Settings, node: ThisNode) -> list[str]:
-    """What to start: the target itself, or torchrun around it."""
-    plain = launch.python_command(parsed.target, parsed.arguments, parsed.is_module)
-    return launch.with_ranks(plain, settings, node, parsed.is_python)
 
 
 def parse(words: list[str]) -> Parsed:

@@ -55,19 +55,10 @@ def main(words: list[str]) -> int:
 def parser() -> Parser:
     """The options."""
     made = Parser("traceml ui", "traceml ui [DIR] [options]", DESCRIPTION, EPILOG)
-    made.add_argument(
-        "logs",
-        nargs="?",
-        default="logs",
-        metavar="DIR",
-        help="folder with the runs, or a run (default: logs)",
-    )
-    made.add_argument(
-        "--host", default=LOOPBACK[0], help="address to listen on (default: this machine only, 127.0.0.1)"
-    )
-    made.add_argument(
-        "--port", type=_port, default=PORT, help=f"port; if it is busy, another (default: {PORT})"
-    )
+    made.option("logs", "DIR", "folder with the runs, or a run (default: logs)", nargs="?", default="logs")
+    host = "address to listen on (default: this machine only, 127.0.0.1)"
+    made.option("--host", None, host, default=LOOPBACK[0])
+    made.option("--port", None, f"port; if it is busy, another (default: {PORT})", type=_port, default=PORT)
     made.add_argument("--no-browser", action="store_true", help="do not open a browser")
     made.add_argument("--companion", action="store_true", help=argparse.SUPPRESS)
     return made

@@ -40,28 +40,13 @@ examples:
 def main(words: list[str]) -> int:
     """Print the text, or with --json the summary itself, to standard output."""
     parser = Parser("traceml view", "traceml view RUN [options]", DESCRIPTION, EPILOG)
-    parser.add_argument(
-        "run", metavar="RUN", help="a run folder, a final_summary.json, or a name under logs/"
-    )
+    parser.option("run", "RUN", "a run folder, a final_summary.json, or a name under logs/")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    parser.add_argument(
-        "--html",
-        nargs="?",
-        const="",
-        metavar="OUT",
-        help="write a page for the browser instead (default: final_summary.html in the run folder)",
-    )
-    parser.add_argument(
-        "--logs-dir", default="logs", metavar="DIR", help="folder to look up run names in (default: logs)"
-    )
-    parser.add_argument(
-        "--merge",
-        action="append",
-        default=[],
-        metavar="FOLDER",
-        help="first add the steps in FOLDER, the folder <run>.node<k> of a node that lost its connection "
-        "to node 0; can be repeated",
-    )
+    html = "write a page for the browser instead (default: final_summary.html in the run folder)"
+    parser.option("--html", "OUT", html, nargs="?", const="")
+    parser.logs_dir()
+    merged = "first add the steps in FOLDER, the folder <run>.node<k> of a node that lost its connection "
+    parser.option("--merge", "FOLDER", f"{merged}to node 0; can be repeated", action="append", default=[])
     given = parser.parse_args(words)
     logs = Path(given.logs_dir)
     summary = merge(given.run, logs, given.merge) if given.merge else load(given.run, logs)

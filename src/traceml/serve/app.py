@@ -46,12 +46,9 @@ class Site:
             Route("/api/run/{name}/events", self._stream),
             Route("/api/compare", self._show_comparison),
         ]
-        handlers: dict[Any, Any] = {
-            HTTPException: _refused,
-            CommandError: _unusable,
-            TooManyRuns: _busy,
-            Exception: _failed,
-        }
+        handlers: dict[Any, Any] = dict.fromkeys(
+            (HTTPException, CommandError, TooManyRuns, Exception), _refused
+        )
         app = Starlette(routes=routes, exception_handlers=handlers)
         app.router.redirect_slashes = False  # a redirect would leave out the token
         return app
@@ -130,18 +127,13 @@ def _error(status: int, line: str) -> Response:
     return _sent(msgspec.json.encode({"error": printable(line)}), JSON, status)
 
 
-async def _refused(_: Request, problem: HTTPException) -> Response:
-    return _error(problem.status_code, problem.detail)
-
-
-async def _unusable(_: Request, problem: CommandError) -> Response:
-    return _error(409, str(problem))
-
-
-async def _busy(_: Request, __: TooManyRuns) -> Response:
-    return _error(503, "too many runs are open; close some pages")
-
-
-async def _failed(_: Request, problem: Exception) -> Response:
+async def _refused(_: Request, problem: Exception) -> Response:
+    """The line for each kind of error."""
+    if isinstance(problem, HTTPException):
+        return _error(problem.status_code, problem.detail)
+    if isinstance(problem, CommandError):
+        return _error(409, str(problem))
+    if isinstance(problem, TooManyRuns):
+        return _error(503, "too many runs are open; close some pages")
     say_once(f"the dashboard failed to answer ({type(problem).__name__}: {problem})")
     return _error(500, "this failed; the terminal of the server says why")

@@ -1,7 +1,5 @@
 """Every setting once. A flag wins over a TRACEML_* variable, that over a file, that over the default."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """`traceml attach`: the monitor that `traceml.init()` starts for a script without `traceml run`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import time

@@ -1,7 +1,5 @@
 """`traceml compare`: is B slower or faster than A, in which phase, and is that real or noise."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

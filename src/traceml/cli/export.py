@@ -1,7 +1,5 @@
 """`traceml export`: what was recorded, for other tools."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`traceml`: the table of commands, and the one place where an error becomes a line and an exit code."""
 
-from __future__ import annotations
-
 import argparse
 import codecs
 import os

@@ -1,7 +1,5 @@
 """`traceml run`: start the command with capture injected, watch it, end with the verdict."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

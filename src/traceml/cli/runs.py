@@ -1,7 +1,5 @@
 """`traceml runs`: the runs in a folder with date, status, steps, step time and verdict."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`traceml ui`: the runs of a folder in the browser, finished and running ones."""
 
-from __future__ import annotations
-
 import argparse
 import getpass
 import os

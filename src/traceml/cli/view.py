@@ -1,7 +1,5 @@
 """`traceml view`: print the summary of a run again, or rebuild it from the recording."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import replace

@@ -5,8 +5,6 @@ A signal that was sent to us alone (`docker stop`, `kill`) is passed on; one tha
 is not. We never react by dying: the verdict comes after the command has ended.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -3,8 +3,6 @@
 A server, for browsers or monitoring systems, needs no key and no screen. It stays until the result is there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

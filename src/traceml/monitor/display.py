@@ -4,8 +4,6 @@ A view that needs the whole terminal gets it: meanwhile our own lines and the tr
 output.log, a plain file, so that nobody waits for a reader and nothing is lost if the view is.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

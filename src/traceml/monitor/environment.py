@@ -1,7 +1,5 @@
 """What else a reader of the result wants to know: host, operating system, git commit, OOM kills."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

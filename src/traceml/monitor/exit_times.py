@@ -4,8 +4,6 @@ The monitor looks ten times per second. A launcher ends the other ranks faster t
 The kernel reports the end of a process (pidfd), and a thread waits for it. Without pidfds nothing is known.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

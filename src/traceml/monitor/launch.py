@@ -1,7 +1,5 @@
 """From what the user typed to a command line and an environment for it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """What `traceml run` does while the command runs: sample, watch, roll up, answer; then make the result."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Notices during the run that a rank has ended or that no rank makes progress, and says where each one is."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """The headline and the table rows of a comparison, shared by the text, the markdown and the page."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from traceml.schema import fmt

@@ -1,7 +1,5 @@
 """The table of layers that deep mode measured, as rows of cells for text and terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

@@ -1,7 +1,5 @@
 """The page of the browser views: one HTML file, built from `web/`, with the data put into it as JSON."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final
 

@@ -1,7 +1,5 @@
 """The text of a summary: verdict, reason, next step, then the evidence, in at most 100 columns."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from traceml.present import layers as layer_rows

@@ -1,7 +1,5 @@
 """Files that are replaced as a whole: a reader sees the old one or the new one, never a part."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The run folder: its name, and who may claim or remove it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

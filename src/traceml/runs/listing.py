@@ -1,7 +1,5 @@
 """Lists the runs of a folder: what the summary, or else the manifest, of each one says."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -5,8 +5,6 @@ container has its own. The manifest therefore keeps when the monitor's process s
 and in which process namespace.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import time

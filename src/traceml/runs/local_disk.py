@@ -1,7 +1,5 @@
 """Which file systems are disks of this machine. Others may stop answering, and block all who touch them."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -5,8 +5,6 @@ Such a file has four sections with `diagnosis`, `issues`, `global.{average, medi
 phases, and their step time leaves out the wait for input; the sum of the phases shows whether it does.
 """
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import fields
 from typing import Any, Final, TypeVar

@@ -1,7 +1,5 @@
 """Finds and reads the summary that a user means: a file, a run folder or a run name. Errors are one line."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

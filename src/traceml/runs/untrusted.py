@@ -5,8 +5,6 @@ command with one line that names its place; in a file of a newer version it is l
 of other versions and of the released package get the names that we use.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any, Final, TypeVar

@@ -1,7 +1,5 @@
 """What can be asked for below the token: the page, the list of runs, a run, its news, a comparison."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Callable

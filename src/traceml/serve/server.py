@@ -1,7 +1,5 @@
 """The socket and the server on it: quiet, bounded, and gone when whoever started it is gone."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

@@ -3,8 +3,6 @@
 Nothing is queued: there is one newest message per run, and a page that reads slowly skips some.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

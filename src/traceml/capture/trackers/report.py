@@ -5,8 +5,6 @@ is made by the monitor, which is asked for it. Only rank 0 does this. Every wait
 a tracker raises reaches the training.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import json

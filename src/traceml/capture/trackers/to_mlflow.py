@@ -1,7 +1,5 @@
 """MLflow: figures become metrics and tags, the files artifacts in the folder `traceml`."""
 
-from __future__ import annotations
-
 import sys
 import time
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """TensorBoard: figures become scalars, the report a text, the files lie beside the writer's."""
 
-from __future__ import annotations
-
 import shutil
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Weights & Biases: figures go to the run's summary, the files become an artifact."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from traceml.capture.trackers.report import Reporter, Result, observe

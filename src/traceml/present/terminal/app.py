@@ -3,8 +3,6 @@
 It reads and draws; it cannot harm the training, which does not know of it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Which panels there are, what each one shows, and what the keys have changed."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The verdict first: what is wrong, why, what to do, since when, and whether there is news."""
 
-from __future__ import annotations
-
 import textwrap
 from typing import Final
 

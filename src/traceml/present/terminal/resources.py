@@ -1,7 +1,5 @@
 """Memory of the steps, the machine, and the training processes: three small tables."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Aligned columns of styled cells: names on the left, numbers on the right."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.text import Text

@@ -49,16 +49,12 @@ def main(words: list[str]) -> int:
     logs = Path(given.logs_dir)
     summary = merge(given.run, logs, given.merge) if given.merge else load(given.run, logs)
     if given.html is not None:
-        write_page(given.html or _beside(given.run, logs), report(summary))
+        path = summary_file.find(given.run, logs)
+        beside = path / SUMMARY_PAGE if os.path.isdir(path) else path.with_suffix(".html")
+        write_page(given.html or beside, report(summary))
         return 0
     show(encode(summary).decode() if given.json else render(summary), is_json=given.json)
     return 0
-
-
-def _beside(name: str, logs: Path) -> Path:
-    """Where the page of this run belongs: in its folder, or next to the given file."""
-    path = summary_file.find(name, logs)
-    return path / SUMMARY_PAGE if os.path.isdir(path) else path.with_suffix(".html")
 
 
 def write_page(path: str | Path, content: bytes) -> None:

@@ -206,16 +206,23 @@ def _gauges(summary: Summary, name: str, title: str) -> list[str]:
     section: Section = getattr(summary, name)
     samples = section.window.samples or 0
     lines = [_title(title, section, f"{samples} samples" if samples else ""), *_others(summary, name)]
+    rows = gauge_rows(summary, name, {key: row.label for key, row in _rows_of(summary, name).items()})
+    return lines + (_number_table(rows) if len(rows) > 1 else [])
+
+
+def gauge_rows(summary: Summary, name: str, labels: dict[str, str]) -> list[list[str]]:
+    """The head, and a row for each metric of the section that has a label and was measured."""
+    section: Section = getattr(summary, name)
     known = _rows_of(summary, name)
     several = len(section.nodes) + len(section.ranks) > 1
     letter, noun = ("node ", "Worst node") if section.nodes else ("r", "Worst rank")
     rows = [["", "Mean", "p95", *(("Worst", noun) if several else ())]]
     for key, stat in section.metrics.items():
-        if stat.average is not None and key in known:
+        if stat.average is not None and key in known and key in labels:
             show = fmt.BY_UNIT.get(known[key].unit, fmt.count)
             worst = (show(stat.worst.value), f"{letter}{stat.worst.rank}") if several else ()
-            rows.append([known[key].label, show(stat.average), show(stat.p95), *worst])
-    return lines + (_number_table(rows) if len(rows) > 1 else [])
+            rows.append([labels[key], show(stat.average), show(stat.p95), *worst])
+    return rows
 
 
 def _foot(summary: Summary) -> list[str]:

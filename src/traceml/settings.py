@@ -1,8 +1,7 @@
 """Every setting once. A flag wins over a TRACEML_* variable, that over a file, that over the default."""
 
-from __future__ import annotations
-
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
@@ -41,30 +40,27 @@ def _port(text: str) -> int:
     return _count(text, 65_535)
 
 
-def _ranks(text: str) -> str:
-    """A number, or a word that torchrun knows (auto, gpu, cpu, xpu)."""
-    if not (text.isascii() and (text.isalpha() or (text.isdigit() and len(text) < 7)) and len(text) < 17):
-        raise ValueError("use a number, or auto, gpu or cpu")
-    return text
+def _matching(pattern: str, advice: str) -> Callable[[str], str]:
+    """Reads a text of this form; the advice is for all others."""
+
+    def parse(text: str) -> str:
+        if not re.fullmatch(pattern, text, re.DOTALL):
+            raise ValueError(advice)
+        return text
+
+    return parse
 
 
-def _word(text: str) -> str:
-    if not text or text != text.strip():
-        raise ValueError("use a value without spaces around it")
-    return text
-
-
-def _mode(text: str) -> str:
-    if text not in MODES:
-        raise ValueError(f"use one of: {', '.join(MODES)}")
-    return text
-
-
-def _trackers(text: str) -> str:
-    names = text.split(",")
-    if not set(names) <= set(TRACKERS):
-        raise ValueError(f"use one or more of: {', '.join(TRACKERS)}, separated by commas")
-    return text
+_ranks = _matching("[A-Za-z]{1,16}|[0-9]{1,6}", "use a number, or auto, gpu or cpu")  # what torchrun knows
+_word = _matching(r"\S(.*\S)?", "use a value without spaces around it")
+_path = _matching(".+", "use the path of a folder")
+_url = _matching("https?://.*", "use an address such as http://localhost:4318")
+_mode = _matching("|".join(MODES), f"use one of: {', '.join(MODES)}")
+_one_tracker = "|".join(TRACKERS)
+_trackers = _matching(
+    f"({_one_tracker})(,({_one_tracker}))*",
+    f"use one or more of: {', '.join(TRACKERS)}, separated by commas",
+)
 
 
 def address_of(text: str) -> tuple[str, int]:
@@ -78,12 +74,6 @@ def _address(text: str) -> str:
     return text
 
 
-def _url(text: str) -> str:
-    if not text.startswith(("http://", "https://")):
-        raise ValueError("use an address such as http://localhost:4318")
-    return text
-
-
 def _run_name(text: str) -> str:
     """A folder name and nothing more, because it is joined to the logs folder."""
     if not text or text in (".", "..") or text.startswith("-"):
@@ -92,12 +82,6 @@ def _run_name(text: str) -> str:
         raise ValueError("use a plain name without path segments or control characters")
     if len(text.encode()) > 200:
         raise ValueError("use at most 200 bytes")
-    return text
-
-
-def _path(text: str) -> str:
-    if not text:
-        raise ValueError("use the path of a folder")
     return text
 
 
@@ -196,13 +180,7 @@ def resolve(
         )
     values: dict[str, Any] = {}
     for setting in SETTINGS:
-        sources = {
-            setting.flag: flags.get(setting.key),
-            setting.variable: environment.get(setting.variable),
-            f"{setting.key} in {file_name}": file_values.get(setting.key),
-        }
-        given = [(source, value) for source, value in sources.items() if value is not None]
-        if given:
+        if given := _sources(setting, flags, environment, file_values, file_name):
             values[setting.key] = _parse(setting, *given[0])
     return Settings(**values)
 
@@ -211,21 +189,42 @@ def resolve_launch(
     flags: Mapping[str, str], file_values: Mapping[str, Any], environment: Mapping[str, str]
 ) -> Settings:
     """For a disabled run: only what decides the command, and no bad variable or file can make it fail."""
-    values = {setting.key: setting.default for setting in SETTINGS}
-    for setting in SETTINGS:
-        if setting.key not in LAUNCH_KEYS:
-            continue
-        if setting.key in flags:
-            values[setting.key] = _parse(setting, setting.flag, flags[setting.key])
-            continue
-        for found in (environment.get(setting.variable), file_values.get(setting.key)):
-            if found is not None:
-                try:
-                    values[setting.key] = _parse(setting, "", found)
-                except CommandError:
-                    continue
+    values: dict[str, Any] = {}
+    for setting in (s for s in SETTINGS if s.key in LAUNCH_KEYS):
+        for source, value in _sources(setting, flags, environment, file_values, ""):
+            try:
+                values[setting.key] = _parse(setting, source, value)
                 break
+            except CommandError:
+                if source == setting.flag:
+                    raise
     return Settings(**values)
+
+
+def _sources(
+    setting: Setting,
+    flags: Mapping[str, str],
+    environment: Mapping[str, str],
+    file_values: Mapping[str, Any],
+    file_name: str,
+) -> list[tuple[str, Any]]:
+    """Where this setting is given, and as what; the first one wins."""
+    values = {
+        setting.flag: flags.get(setting.key),
+        setting.variable: environment.get(setting.variable),
+        f"{setting.key} in {file_name}": file_values.get(setting.key),
+    }
+    return [(source, value) for source, value in values.items() if value is not None]
+
+
+def for_training(settings: Settings) -> dict[str, str]:
+    """What the training process is told, as variables; empty if it was not asked for."""
+    every = settings.report_every if settings.report_to else None
+    return {
+        DEEP_VARIABLE: "1" if settings.deep else "",
+        REPORT_TO_VARIABLE: settings.report_to or "",
+        REPORT_EVERY_VARIABLE: str(every or ""),
+    }
 
 
 def is_switched_off(environment: Mapping[str, str]) -> bool:

@@ -1,7 +1,5 @@
 """Settings from a file: traceml.yaml, or [tool.traceml] in pyproject.toml, in the current folder."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -17,8 +17,9 @@ from selenium.webdriver.common.by import By
 from tests.live import pages
 from tests.live.browser import look, problems, requests
 from tests.running.processes import environment
+from traceml.cli.compare import page_data
 from traceml.present.compare_rows import lead_rows, more_rows
-from traceml.present.page import of_comparison
+from traceml.present.page import page
 from traceml.schema.comparison import Comparison, Difference, RunRef, Side
 
 DATA = pages.ROOT / "tests" / "data"
@@ -100,7 +101,7 @@ def test_text_of_a_comparison_never_becomes_part_of_the_page(
     found = replace(compared[1], a=side, b=side, why=evil, next=evil, warnings=[evil])
     found = replace(found, differences=[Difference(evil, evil, evil, matters=True)])
     path = tmp_path / "evil.html"
-    path.write_bytes(of_comparison(msgspec.json.encode(found)))
+    path.write_bytes(page(page_data(found)))
     driver.get(path.as_uri())
     assert driver.find_element(By.TAG_NAME, "main").text.count(evil) >= 8
     assert driver.execute_script("return window.hit") is None

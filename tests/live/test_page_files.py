@@ -16,6 +16,8 @@ from tests.running.processes import environment, traced
 from traceml.errors import CommandError
 from traceml.monitor.result import encode
 from traceml.present import page
+from traceml.schema.catalog import GUIDE_LABELS
+from traceml.schema.live import STATES
 from traceml.schema.palette import PHASE_COLOURS, USER_COLOURS
 
 EVIL = '</script><!-- "\u2028\u2029 \\ é'
@@ -66,10 +68,11 @@ def test_missing_page_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.Monk
         page.page(b"{}")
 
 
-def test_phases_have_the_same_colours_everywhere() -> None:
-    """The page's palette is the one of the terminal."""
-    found = json.loads((pages.ROOT / "web" / "src" / "palette.json").read_text())
-    assert found == {"phases": PHASE_COLOURS, "user": list(USER_COLOURS)}
+def test_phases_have_the_same_colours_and_names_everywhere() -> None:
+    """The page's palette, and its words for phases and states, are those of the terminal."""
+    found = json.loads((pages.ROOT / "web" / "src" / "shared.json").read_text())
+    colours = {"phases": PHASE_COLOURS, "user": list(USER_COLOURS)}
+    assert found == {**colours, "labels": GUIDE_LABELS, "states": STATES}
 
 
 def test_build_is_pinned_and_names_no_registry() -> None:
@@ -82,8 +85,9 @@ def test_build_is_pinned_and_names_no_registry() -> None:
 
 
 def test_types_of_the_page_hold() -> None:
-    """The TypeScript sources pass the strict check."""
+    """The TypeScript sources pass the strict check, with types that are made from the Python schema."""
     pages.build()
+    subprocess.run([sys.executable, str(pages.ROOT / "web" / "schema_types.py")], check=True)
     compiler = pages.ROOT / "web" / "node_modules" / "typescript" / "bin" / "tsc"
     node = shutil.which("node")
     if node is None or not compiler.exists():

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
@@ -149,6 +150,21 @@ def test_live_run_shows_each_state_in_words(driver: webdriver.Chrome, address: s
     Stub.messages.put(None)
     until(driver, ".state", "finished")
     assert driver.find_elements(By.CSS_SELECTOR, ".banner") == []
+
+
+def test_values_at_the_pointer_are_those_of_the_newest_message(
+    driver: webdriver.Chrome, address: str
+) -> None:
+    """A chart that was drawn with new numbers also says them, not those that it was made with."""
+    look(driver, 1400, 1000)
+    driver.get(address + "#/run/now")
+    send("live", pages.one_rank(pages.facts("now", "running")))
+    until(driver, ".state", "live")
+    send("live", pages.one_rank(pages.facts("now", "running"), forward=60.0), steps_per_s=9.0)
+    until(driver, ".run .facts", "9.0 steps/s")
+    chart = driver.find_element(By.CSS_SELECTOR, "#step-time .chart .u-over")
+    ActionChains(driver).move_to_element(chart).perform()
+    until(driver, "#step-time .chart .u-legend", "60.0 ms")
 
 
 def height(driver: webdriver.Chrome) -> int:

@@ -15,8 +15,7 @@ from tests.live.lives import LIVES, eight_gpus, nothing_yet, silent
 from tests.live.serving import within
 from tests.running.processes import counter, environment, read_until, stop
 from tests.running.scripts import write
-from traceml.monitor import dashboard
-from traceml.monitor.companion import VIEWS
+from traceml.monitor.companion import DASHBOARD, VIEWS
 from traceml.monitor.display import Display, has_terminal
 from traceml.present.status_line import status_line
 from traceml.recording.reader import RecordingReader
@@ -169,7 +168,7 @@ def test_a_dumb_terminal_gets_status_lines() -> None:
 
 def test_every_mode_but_summary_has_a_view() -> None:
     """A new mode needs a row in VIEWS; the dashboard has no terminal and a process of another kind."""
-    assert set(MODES) - {"summary", dashboard.MODE} <= set(VIEWS)
+    assert set(MODES) - {"summary", DASHBOARD} <= set(VIEWS)
 
 
 def test_the_monitor_never_loads_textual() -> None:

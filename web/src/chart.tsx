@@ -28,7 +28,6 @@ export interface ChartProps {
   alt: string;
   height?: number;
   min?: number; // no zero: memory trends would look flat
-  synced?: string;
 }
 
 const HEIGHT = 220;
@@ -103,7 +102,9 @@ function axis(show: (value: Num) => string, side: 1 | 3, scale: string): uPlot.A
   };
 }
 
-function options(props: ChartProps, wide: number): uPlot.Options {
+/** How to draw it. What is shown for the pointer's place, and the marks, follow the latest numbers. */
+function options(latest: { current: ChartProps }, wide: number): uPlot.Options {
+  const props = latest.current;
   const { lines, show, showRight = show } = props;
   const stack = lines.map((line, at) => (line.area ? at + 1 : 0)).filter(Boolean);
   return {
@@ -111,7 +112,7 @@ function options(props: ChartProps, wide: number): uPlot.Options {
     height: props.height ?? HEIGHT,
     padding: [props.marks ? 16 : 8, 12, 0, 0],
     legend: { live: true },
-    cursor: { y: false, ...(props.synced ? { sync: { key: props.synced } } : {}) },
+    cursor: { y: false },
     scales: {
       x: { time: false },
       y: { range: (_u, low, high) => (props.min === undefined ? [0, (high || 1) * 1.06] : padded(low, high)) },
@@ -144,13 +145,13 @@ function options(props: ChartProps, wide: number): uPlot.Options {
         ...(line.dash ? { dash: [5, 4] } : {}),
         ...(line.area ? { fill: inkOf(line) } : {}),
         value: (_u: uPlot, _raw: number, at: number, index: number | null) =>
-          index === null ? "" : (line.axis ? showRight : show)(lines[at - 1]?.values[index] ?? null),
+          index === null ? "" : (line.axis ? showRight : show)(latest.current.lines[at - 1]?.values[index] ?? null),
       })),
     ],
     bands: stack
       .slice(1)
       .map((at) => ({ series: [at, at - 1] as [number, number], fill: lines[at - 1]?.colour ?? "" })),
-    hooks: { draw: [(u) => drawMarks(u, props.marks ?? [], devicePixelRatio)] },
+    hooks: { draw: [(u) => drawMarks(u, latest.current.marks ?? [], devicePixelRatio)] },
   };
 }
 
@@ -173,7 +174,7 @@ export function Chart(props: ChartProps) {
   useEffect(() => {
     const element = place.current;
     if (!element) return;
-    const made = new uPlot(live(latest), data, element);
+    const made = new uPlot(options(latest, element.clientWidth || 600), data, element);
     plot.current = made;
     const watcher = new ResizeObserver(() => {
       const width = element.clientWidth;
@@ -184,9 +185,6 @@ export function Chart(props: ChartProps) {
       watcher.disconnect();
       made.destroy();
     };
-    function live(given: typeof latest): uPlot.Options {
-      return options(given.current, element?.clientWidth || 600);
-    }
   }, [shape, theme]);
   useEffect(() => plot.current?.setData(data), [props.x, props.lines]);
   return (

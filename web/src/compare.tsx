@@ -3,12 +3,8 @@ import { Chart } from "./chart";
 import * as fmt from "./fmt";
 import { COLOURS, GUIDE, phasesOf } from "./phases";
 import { Bullets, Card, type Figure, Figures, Head, Legend, Line, Ribbon, Table, TableCard } from "./parts";
-import type { Change, Compared, Comparison, Num, Shift, Side, Summary } from "./types";
+import type { Compared, Comparison, Num, Side, Summary } from "./types";
 
-// As in present/compare_rows.py: what every comparison begins with, and the groups of the rest.
-const ALWAYS = ["step_ms", "input_ms", "compute_ms", "wait_ms", "wait_share", "system.gpu_util_percent"];
-const THROUGHPUT = ["samples_per_s", "tokens_per_s", "samples_per_step", "tokens_per_step"];
-const GROUPS = ["Phases", "Throughput", "Memory", "System", "Process", "Run"];
 const SEVERITY: Record<string, string> = {
   IMPROVEMENT: "good",
   REGRESSION: "crit",
@@ -17,55 +13,6 @@ const SEVERITY: Record<string, string> = {
   INCONCLUSIVE: "none",
 };
 const SIGN: Record<string, string> = { IMPROVEMENT: "▼ ", REGRESSION: "▲ ", MIXED: "◆ " };
-
-type Row = [string, string, string, string];
-
-const changeRow = (one: Change): Row => [
-  one.label,
-  fmt.inUnit(one.unit, one.a),
-  fmt.inUnit(one.unit, one.b),
-  fmt.change(one.unit, one.delta, one.delta_share),
-];
-const shiftRow = (label: string, shift: Shift | undefined): Row => [
-  label,
-  shift?.a ?? fmt.MISSING,
-  shift?.b ?? fmt.MISSING,
-  shift?.change ?? "",
-];
-const title = (word: string): string => word.charAt(0).toUpperCase() + word.slice(1);
-
-function groupOf(key: string, one: Change): string {
-  if (one.section === "step_time") return THROUGHPUT.includes(key) ? "Throughput" : "Phases";
-  return one.section === "step_memory" ? "Memory" : title(one.section);
-}
-
-function groups(found: Comparison): [string, Row[]][] {
-  const made = new Map<string, Row[]>();
-  const add = (name: string, row: Row): unknown => made.set(name, [...(made.get(name) ?? []), row]);
-  for (const name of ["system", "process"]) {
-    const shift = found.diagnosis[name];
-    if (shift && shift.change !== "same" && shift.a !== shift.b) add(title(name), shiftRow("Diagnosis", shift));
-  }
-  for (const [key, one] of Object.entries(found.metrics)) {
-    if (!ALWAYS.includes(key) && one.notable) add(groupOf(key, one), changeRow(one));
-  }
-  return GROUPS.filter((name) => made.has(name)).map((name) => [name, made.get(name) ?? []]);
-}
-
-function lead(found: Comparison): Row[] {
-  const rows = ALWAYS.flatMap((key) => (found.metrics[key] ? [changeRow(found.metrics[key])] : []));
-  return [
-    shiftRow("Primary diagnosis", found.diagnosis.primary),
-    ...rows,
-    shiftRow("Step memory", found.diagnosis.step_memory),
-  ];
-}
-
-function headline(found: Comparison): string {
-  const shift = found.diagnosis.primary;
-  const isSilent = ["NO CHANGE", "INCONCLUSIVE"].includes(found.verdict) || shift?.change === "unclear";
-  return !shift || isSilent || shift.a === shift.b ? "" : `from ${shift.a} to ${shift.b}`;
-}
 
 const signedShare = (value: Num): string => (value == null ? fmt.MISSING : fmt.signed(fmt.share(value)));
 
@@ -81,7 +28,7 @@ function figures({ interval }: Comparison): Figure[] {
   return rows;
 }
 
-export function CompareView({ comparison: found, a, b }: Compared) {
+export function CompareView({ comparison: found, shift, tables, a, b }: Compared) {
   const tone = SEVERITY[found.verdict] ?? "info";
   const label = (
     <>
@@ -89,7 +36,7 @@ export function CompareView({ comparison: found, a, b }: Compared) {
         <span aria-hidden="true">{SIGN[found.verdict] ?? ""}</span>
         {found.verdict}
       </span>{" "}
-      {headline(found)}
+      {shift}
     </>
   );
   const rail = (["a", "b"] as const).map((side) => <About letter={side.toUpperCase()} side={found[side]} />);
@@ -116,7 +63,7 @@ export function CompareView({ comparison: found, a, b }: Compared) {
       {a && b && <BothCharts a={a} b={b} />}
       <Card id="tables" title="What changed" about="delta = B − A">
         <div class="columns tight">
-          {[["Overview", lead(found)] as const, ...groups(found)].map(([name, rows]) => (
+          {tables.map(([name, rows]) => (
             <Table key={name} caption={name} head={["", "A", "B", "Delta"]} rows={rows} />
           ))}
         </div>

@@ -59,40 +59,19 @@ export function seconds(value: Num | undefined): string {
 
 export const factor = (value: Num): string => (value == null ? MISSING : `${value.toFixed(2)}x`);
 
-export function inUnit(unit: string, value: Num | undefined): string {
-  if (value == null) return MISSING;
-  switch (unit) {
-    case "ms":
-      return ms(value);
-    case "bytes":
-      return size(value);
-    case "percent":
-      return percent(value);
-    case "per_s":
-      return rate(value);
-    case "c":
-      return `${value.toFixed(0)} °C`;
-    case "w":
-      return `${value.toFixed(0)} W`;
-    case "share":
-      return share(value);
-    case "s":
-      return Math.abs(value) < 60 ? `${value.toFixed(1)} s` : seconds(value);
-    default:
-      return count(value);
-  }
-}
+const BY_UNIT: Record<string, (value: number) => string> = {
+  ms,
+  bytes: size,
+  percent,
+  per_s: rate,
+  c: (value) => `${value.toFixed(0)} °C`,
+  w: (value) => `${value.toFixed(0)} W`,
+};
+
+export const inUnit = (unit: string, value: Num | undefined): string =>
+  value == null ? MISSING : (BY_UNIT[unit] ?? count)(value);
 
 export const signed = (text: string): string => (text.startsWith("-") ? text : `+${text}`);
-
-export function change(unit: string, delta: Num, deltaShare: Num): string {
-  if (delta == null) return MISSING;
-  if (unit === "share" || unit === "percent") {
-    return `${signed((unit === "share" ? 100 * delta : delta).toFixed(1))} pp`;
-  }
-  const text = (delta < 0 ? "-" : "+") + inUnit(unit, Math.abs(delta));
-  return deltaShare == null ? text : `${text} (${signed(share(deltaShare))})`;
-}
 
 /** The parts that are there, with commas between them. */
 export const list = (...parts: (string | number | null | undefined | false)[]): string =>

@@ -50,18 +50,14 @@ function draw(canvas: HTMLCanvasElement, map: Heatmap, scale: Scale, named: numb
   canvas.width = wide * devicePixelRatio;
   canvas.height = (tall + MARGIN.top + MARGIN.bottom) * devicePixelRatio;
   context.scale(devicePixelRatio, devicePixelRatio);
+  context.translate(MARGIN.left, MARGIN.top);
   const width = wide - MARGIN.left - MARGIN.right;
   const [cellWide, cellTall] = [width / map.steps.length, tall / rows];
   map.own_ms.forEach((row, y) =>
     row.forEach((value, x) => {
       context.fillStyle = value == null ? colour("--grid") : rampAt(scale.of(value));
-      const left = Math.floor(MARGIN.left + x * cellWide);
-      context.fillRect(
-        left,
-        MARGIN.top + y * cellTall,
-        Math.ceil(MARGIN.left + (x + 1) * cellWide) - left,
-        Math.ceil(cellTall),
-      );
+      const left = Math.floor(x * cellWide);
+      context.fillRect(left, y * cellTall, Math.ceil((x + 1) * cellWide) - left, Math.ceil(cellTall));
     }),
   );
   context.fillStyle = colour("--muted");
@@ -70,31 +66,26 @@ function draw(canvas: HTMLCanvasElement, map: Heatmap, scale: Scale, named: numb
   context.textAlign = "right";
   const every = Math.ceil(rows / Math.max(1, Math.floor(tall / 26)));
   for (let y = 0; y < rows; y += every) {
-    context.fillText(fmt.rank(map.first_ranks[y]), MARGIN.left - 6, MARGIN.top + (y + 0.5) * cellTall);
+    context.fillText(fmt.rank(map.first_ranks[y]), -6, (y + 0.5) * cellTall);
   }
   context.textAlign = "center";
   const apart = Math.max(1, Math.ceil(map.steps.length / Math.max(1, Math.floor(width / 70))));
   for (let x = 0; x < map.steps.length; x += apart) {
-    context.fillText(fmt.plain(map.steps[x]), MARGIN.left + (x + 0.5) * cellWide, MARGIN.top + tall + 13);
+    context.fillText(fmt.plain(map.steps[x]), (x + 0.5) * cellWide, tall + 13);
   }
   context.textAlign = "left";
   context.fillStyle = colour("--text");
   let last = -Infinity;
   for (const rank of named) {
-    const y = MARGIN.top + (rowOf(map, rank) + 0.5) * cellTall;
-    if (y - last > 11) context.fillText(`◀ r${rank}`, MARGIN.left + width + 4, y);
+    const y = (rowOf(map, rank) + 0.5) * cellTall;
+    if (y - last > 11) context.fillText(`◀ r${rank}`, width + 4, y);
     last = Math.max(last, y);
   }
   if (cell) {
     context.strokeStyle = colour("--text");
     context.lineWidth = 2;
     const [w, h] = [Math.max(cellWide, 5), Math.max(cellTall, 5)];
-    context.strokeRect(
-      MARGIN.left + (cell.x + 0.5) * cellWide - w / 2,
-      MARGIN.top + (cell.y + 0.5) * cellTall - h / 2,
-      w,
-      h,
-    );
+    context.strokeRect((cell.x + 0.5) * cellWide - w / 2, (cell.y + 0.5) * cellTall - h / 2, w, h);
   }
 }
 

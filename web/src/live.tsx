@@ -107,10 +107,13 @@ function useRun(base: string, name: string): [LiveRun | null, Lost, string] {
   return [run, lost, problem];
 }
 
-function NoConnection({ since }: { since: Lost }) {
+/** While the server does not answer, or refuses: its own words, or since when there is none. */
+function Trouble({ lost, problem }: { lost: Lost; problem: string }) {
+  if (!lost) return null;
+  if (problem) return <p class="banner">{problem}</p>;
   return (
     <p class="banner" role="alert">
-      No connection to TraceML since {since?.toLocaleTimeString()}. What you see is from then; trying again.
+      No connection to TraceML since {lost.toLocaleTimeString()}. What you see is from then; trying again.
     </p>
   );
 }
@@ -123,8 +126,7 @@ function LivePage({ base, name }: { base: string; name: string }) {
   }, [run, name]);
   return (
     <>
-      {isLost && !problem && <NoConnection since={lost} />}
-      {isLost && problem && run && <p class="banner">{problem}</p>}
+      {isLost && (run || !problem) && <Trouble lost={lost} problem={problem} />}
       {run ? (
         <RunView summary={run.summary} look={run.live} isLost={isLost} />
       ) : (
@@ -178,8 +180,7 @@ function RunList({ base }: { base: string }) {
   const head = ["Run", "Started", "Status", "Verdict", "Step Time", "Steps", "Ranks", "Duration", "Compare"];
   return (
     <article>
-      {lost && !problem && <NoConnection since={lost} />}
-      {lost && problem && <p class="banner">{problem}</p>}
+      <Trouble lost={lost} problem={problem} />
       <div class="run">
         <h1>Runs</h1>
         <span class="facts">{b ? "" : "Choose two runs to compare them."}</span>

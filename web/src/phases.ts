@@ -1,20 +1,11 @@
 // Phases: their names in the reading guide, their order in a step, and one colour each in every picture.
-import palette from "./palette.json";
+import shared from "./shared.json";
 import type { Metric, Num, Stat, Summary } from "./types";
 
-export const COLOURS: Record<string, string> = palette.phases;
+export const COLOURS: Record<string, string> = shared.phases;
 
-/** The columns of the reading guide, in its order. All other phases keep the label of the catalogue. */
-export const GUIDE: Record<string, string> = {
-  input_ms: "Dataloader Fetch",
-  h2d_ms: "H2D",
-  forward_ms: "Forward",
-  backward_ms: "Backward",
-  sync_ms: "Sync",
-  optimizer_ms: "Optimizer Step",
-  wait_ms: "Wait*",
-  step_ms: "Step Time",
-};
+/** The names of the reading guide. All other phases keep the label of the catalogue. */
+export const GUIDE: Record<string, string> = shared.labels;
 const ORDER = ["input", "h2d", "forward", "no_grad", "backward", "sync", "optimizer", "validation", "checkpoint"];
 const WORTH_SHOWING = 0.001;
 
@@ -44,7 +35,7 @@ export function phasesOf(keys: string[], catalog: Metric[]): Phase[] {
   return [
     ...known.map((key) => phase(key, label(key), COLOURS[key.replace(/_ms$/, "")] ?? "#999999")),
     ...own.map((key, at) =>
-      phase(key, label(key).replace(/^user\./, ""), palette.user[at % palette.user.length] ?? "#999999"),
+      phase(key, label(key).replace(/^user\./, ""), shared.user[at % shared.user.length] ?? "#999999"),
     ),
     ...(keys.includes("wait_ms") ? [phase("wait_ms", "Wait*", COLOURS.wait ?? "#999999")] : []),
   ];

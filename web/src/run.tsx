@@ -6,19 +6,13 @@ import { RankHeatmap } from "./heatmap";
 import { hasSteps } from "./phases";
 import { Layers } from "./layers";
 import { RankTable } from "./ranks";
+import shared from "./shared.json";
 import { StepTime } from "./step_time";
 import type { Look, Summary } from "./types";
 import { ModelDiagnostics } from "./verdict";
 
-/** How each state is called; `lost` is the page's own. */
-const STATES: Record<string, string> = {
-  waiting: "waiting for the first step",
-  live: "live",
-  stale: "no news",
-  finished: "finished",
-  crashed: "ended early",
-  lost: "no connection",
-};
+/** How each state is called. */
+const STATES: Record<string, string> = shared.states;
 
 function stateOf(summary: Summary, look: Look | null, isLost: boolean): [state: string, words: string] {
   if (!look) {
@@ -33,7 +27,13 @@ function stateOf(summary: Summary, look: Look | null, isLost: boolean): [state: 
   return [look.state, over ? `${STATES[look.state]}: ${summary.run.status}` : (STATES[look.state] ?? look.state)];
 }
 
-export function Header({ summary, look, isLost }: { summary: Summary; look: Look | null; isLost: boolean }) {
+interface Shown {
+  summary: Summary;
+  look?: Look | null;
+  isLost?: boolean;
+}
+
+function Header({ summary, look = null, isLost = false }: Shown) {
   const { run } = summary;
   const [state, words] = stateOf(summary, look, isLost);
   const isLive = state === "live";
@@ -55,15 +55,7 @@ export function Header({ summary, look, isLost }: { summary: Summary; look: Look
   );
 }
 
-export function RunView({
-  summary,
-  look = null,
-  isLost = false,
-}: {
-  summary: Summary;
-  look?: Look | null;
-  isLost?: boolean;
-}) {
+export function RunView({ summary, look = null, isLost = false }: Shown) {
   const isOver = summary.final || look?.state === "crashed";
   const isKnown = hasSteps(summary);
   const hasNews = isKnown || (!isOver && summary.step_time.diagnosis.kind !== "NO_DATA");

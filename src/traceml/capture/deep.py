@@ -4,8 +4,6 @@ In a sampled step the seams of `Module.__call__` and of backward call a `Sample`
 How often a step is sampled follows from what a sample costs here.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import json

@@ -3,8 +3,6 @@
 Nothing is unpacked: tensors that a hook has packed (checkpointing, offloading) are left alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache

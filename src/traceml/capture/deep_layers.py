@@ -1,7 +1,5 @@
 """Names for the modules of a sampled step: their paths in the model, as its state dict spells them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ made a node, and backward runs them from the highest number down. Only where the
 a hook, which reads a clock; it is gone when the backward pass is over.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from functools import partial
 from threading import get_ident

@@ -1,7 +1,5 @@
 """From the calls of a sampled step to one number per layer: by itself, and with all that it calls."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any, Final
 

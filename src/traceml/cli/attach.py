@@ -1,17 +1,14 @@
 """`traceml attach`: the monitor that `traceml.init()` starts for a script without `traceml run`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from traceml.cli.main import Parser
 from traceml.errors import CommandError, say
-from traceml.monitor.dashboard import open_servers
+from traceml.monitor.companion import open_servers
 from traceml.monitor.loop import Monitor
 from traceml.monitor.mirror import Mirror
 from traceml.runs import folder as run_folder
@@ -44,13 +41,11 @@ def main(words: list[str]) -> int:
         os._exit(0)  # not a child of the script, which may wait for all of its children
     flags = {"run_name": given.run_name, "logs_dir": given.logs_dir, "quiet": "1" if given.quiet else ""}
     settings = resolve({k: v for k, v in flags.items() if v}, {})
-    if settings.run_name is not None and given.numbered:
-        settings = replace(settings, run_name=run_folder.free_name(settings.logs_dir, settings.run_name))
     meeting = _meeting_point(given.pid)
     if meeting and os.environ["LOCAL_RANK"] != "0":
         os.write(1, os.fsencode(_join(settings.logs_dir, meeting)))
         return 0
-    _watch(given.pid, given.command, settings, meeting)
+    _watch(given.pid, given.command, settings, meeting, given.numbered)
     return 0
 
 
@@ -76,10 +71,10 @@ def _join(logs_dir: str, meeting: str) -> str:
     return ""
 
 
-def _watch(pid: int, command: list[str], settings: Settings, meeting: str) -> None:
+def _watch(pid: int, command: list[str], settings: Settings, meeting: str, numbered: bool) -> None:
     began = start_time(pid)
     script = next((w for w in command if w.endswith(".py")), "run")
-    folder = run_folder.create(settings.logs_dir, settings.run_name, script, settings.overwrite)
+    folder = run_folder.create(settings.logs_dir, settings.run_name, script, settings.overwrite, numbered)
     home, folder = folder, run_folder.recorded_in(folder)
     mirror = Mirror(folder, home)
     monitor = Monitor(folder, command, settings, mirror.safe_rows)

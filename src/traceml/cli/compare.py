@@ -1,7 +1,5 @@
 """`traceml compare`: is B slower or faster than A, in which phase, and is that real or noise."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re
@@ -16,8 +14,8 @@ from traceml.cli.main import Parser, one_of, show
 from traceml.cli.view import current, write_page
 from traceml.compare.compare import compare
 from traceml.errors import CommandError, printable, say
-from traceml.monitor.result import encode
 from traceml.present import compare_markdown, compare_text, page
+from traceml.present.compare_rows import lead_rows, more_rows, shifted
 from traceml.runs import mlflow_artifact, summary_file
 from traceml.runs.atomic import write_atomic
 from traceml.runs.summary_file import Reading
@@ -30,10 +28,12 @@ def to_json(found: Comparison) -> str:
     return msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
 
 
-def to_page(found: Comparison, a: Sequence[Reading], b: Sequence[Reading]) -> bytes:
-    """The comparison for the browser, with the summaries if each side is one run."""
-    one, other = (encode(side[0].summary) if len(side) == 1 else None for side in (a, b))
-    return page.of_comparison(to_json(found).encode(), one, other)
+def page_data(found: Comparison, a: Sequence[Reading] = (), b: Sequence[Reading] = ()) -> bytes:
+    """The comparison for the browser: as data, as rows, and with the summaries if each side is one run."""
+    one, other = (side[0].summary if len(side) == 1 else None for side in (a, b))
+    tables = [("Overview", lead_rows(found)), *more_rows(found)]
+    data = {"comparison": found, "shift": shifted(found), "tables": tables, "a": one, "b": other}
+    return msgspec.json.encode({"kind": "comparison", **data})
 
 
 FORMATS: Final[dict[str, Callable[[Comparison], str]]] = {
@@ -69,43 +69,19 @@ exit codes:
 def parser() -> Parser:
     """The options."""
     made = Parser("traceml compare", USAGE, DESCRIPTION, EPILOG)
-    made.add_argument("runs", nargs="*", metavar="RUN", help="the two runs, A and B")
-    made.add_argument("--a", nargs="+", metavar="RUN", help="one or more runs as A")
-    made.add_argument("--b", nargs="+", metavar="RUN", help="one or more runs as B")
-    made.add_argument(
-        "--output", metavar="NAME", help="write NAME.json and NAME.txt (default: compare/<A>_vs_<B>)"
-    )
-    made.add_argument(
-        "--format",
-        type=one_of(FORMATS),
-        default="text",
-        metavar="FORMAT",
-        help=f"what to print: {', '.join(FORMATS)} (default: text)",
-    )
-    made.add_argument(
-        "--html",
-        nargs="?",
-        const="",
-        metavar="OUT",
-        help="also write a page for the browser (default: compare-<A>-<B>.html)",
-    )
-    made.add_argument(
-        "--fail-on",
-        type=_verdicts,
-        action="extend",
-        default=[],
-        metavar="VERDICT",
-        help=f"exit with 1 on these verdicts, separated by commas: {', '.join(FAIL_ON)}",
-    )
-    made.add_argument(
-        "--max-step-time-regression",
-        type=_share,
-        metavar="PERCENT",
-        help="exit with 1 if the step is slower by more than this, for example 5%%, and it is not noise",
-    )
-    made.add_argument(
-        "--logs-dir", default="logs", metavar="DIR", help="folder to look up run names in (default: logs)"
-    )
+    made.option("runs", "RUN", "the two runs, A and B", nargs="*")
+    made.option("--a", "RUN", "one or more runs as A", nargs="+")
+    made.option("--b", "RUN", "one or more runs as B", nargs="+")
+    made.option("--output", "NAME", "write NAME.json and NAME.txt (default: compare/<A>_vs_<B>)")
+    formats = f"what to print: {', '.join(FORMATS)} (default: text)"
+    made.option("--format", "FORMAT", formats, type=one_of(FORMATS), default="text")
+    html = "also write a page for the browser (default: compare-<A>-<B>.html)"
+    made.option("--html", "OUT", html, nargs="?", const="")
+    fail_on = f"exit with 1 on these verdicts, separated by commas: {', '.join(FAIL_ON)}"
+    made.option("--fail-on", "VERDICT", fail_on, type=_verdicts, action="extend", default=[])
+    limit = "exit with 1 if the step is slower by more than this, for example 5%%, and it is not noise"
+    made.option("--max-step-time-regression", "PERCENT", limit, type=_share)
+    made.logs_dir()
     return made
 
 
@@ -133,7 +109,8 @@ def main(words: list[str]) -> int:
     show(printed, is_json=given.format == "json")
     say(f"wrote {base}.json and .txt")
     if given.html is not None:
-        write_page(given.html or f"compare-{_side_name(a)}-{_side_name(b)}.html", to_page(found, a, b))
+        name = given.html or f"compare-{_side_name(a)}-{_side_name(b)}.html"
+        write_page(name, page.page(page_data(found, a, b)))
     return exit_code(found, given.fail_on, given.max_step_time_regression)
 
 
@@ -194,13 +171,10 @@ def _side_name(side: Sequence[Reading]) -> str:
 
 def write(found: Comparison, base: Path) -> None:
     """Write every file; missing folders are created."""
-    try:
+    with summary_file.or_one_line(base, "written"):
         base.parent.mkdir(parents=True, exist_ok=True)
         for ending, name in FILES.items():
             write_atomic(base.with_name(base.name + ending), FORMATS[name](found).encode())
-    except (OSError, ValueError) as problem:
-        reason = getattr(problem, "strerror", None) or str(problem)
-        raise CommandError(f"{summary_file.shown(base)}: cannot be written ({reason})") from None
 
 
 def exit_code(found: Comparison, fail_on: Sequence[str], limit: float | None) -> int:

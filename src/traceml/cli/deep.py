@@ -1,7 +1,5 @@
 """`traceml deep`: like `traceml run`, and layers are measured too."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from traceml.cli import run as run_command

@@ -1,7 +1,5 @@
 """`traceml export`: what was recorded, for other tools."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from pathlib import Path
@@ -34,19 +32,12 @@ examples:
 def main(words: list[str]) -> int:
     """Write the files, and say where they are."""
     parser = Parser("traceml export", "traceml export RUN --to FORMAT [options]", DESCRIPTION, EPILOG)
-    parser.add_argument("run", metavar="RUN", help="a run folder, or a name under logs/")
-    parser.add_argument(
-        "--to", type=one_of(FORMATS), required=True, metavar="FORMAT", help=f"one of: {', '.join(FORMATS)}"
-    )
-    parser.add_argument(
-        "--output",
-        metavar="OUT",
-        help="a folder for csv and parquet, a file for sqlite and perfetto (default: in <run>/export/)",
-    )
-    parser.add_argument("--last", type=_count, metavar="N", help="only the newest N rows of each file")
-    parser.add_argument(
-        "--logs-dir", default="logs", metavar="DIR", help="folder to look up run names in (default: logs)"
-    )
+    parser.option("run", "RUN", "a run folder, or a name under logs/")
+    parser.option("--to", "FORMAT", f"one of: {', '.join(FORMATS)}", type=one_of(FORMATS), required=True)
+    place = "a folder for csv and parquet, a file for sqlite and perfetto (default: in <run>/export/)"
+    parser.option("--output", "OUT", place)
+    parser.option("--last", "N", "only the newest N rows of each file", type=_count)
+    parser.logs_dir()
     given = parser.parse_args(words)
     path = summary_file.find(given.run, Path(given.logs_dir))
     folder = path if path.is_dir() else path.parent

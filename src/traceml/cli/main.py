@@ -1,7 +1,5 @@
 """`traceml`: the table of commands, and the one place where an error becomes a line and an exit code."""
 
-from __future__ import annotations
-
 import argparse
 import codecs
 import os
@@ -9,7 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from traceml import __version__
 from traceml.errors import CommandError, say
@@ -21,6 +19,14 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, prog: str, usage: str, description: str, epilog: str = "") -> None:
         style = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, usage, description, epilog, formatter_class=style)
+
+    def option(self, name: str, value: str | None, help: str, **more: Any) -> None:
+        """An option or argument: how `--help` calls its value, and what it is for."""
+        self.add_argument(name, metavar=value, help=help, **more)
+
+    def logs_dir(self) -> None:
+        """The option of each command that takes the name of a run."""
+        self.option("--logs-dir", "DIR", "folder to look up run names in (default: logs)", default="logs")
 
     def _print_message(self, message: str, file: object = None) -> None:  # noqa: ARG002 - argparse calls it
         show(message)

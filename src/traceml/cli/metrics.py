@@ -1,7 +1,5 @@
 """`traceml metrics`: a run for monitoring systems; a process of its own, which `traceml run` starts."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

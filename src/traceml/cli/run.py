@@ -1,7 +1,5 @@
 """`traceml run`: start the command with capture injected, watch it, end with the verdict."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -14,9 +12,9 @@ from traceml.cli.main import show
 from traceml.errors import CommandError, failsafe, say
 from traceml.monitor import launch, native
 from traceml.monitor.child import Child, end_like
-from traceml.monitor.dashboard import open_servers
+from traceml.monitor.companion import open_servers
 from traceml.monitor.display import Display
-from traceml.monitor.loop import Monitor
+from traceml.monitor.loop import Monitor, note_process
 from traceml.monitor.mirror import Mirror
 from traceml.monitor.relay.background import Relay
 from traceml.monitor.this_node import ThisNode, find_this_node
@@ -65,7 +63,8 @@ def run(parsed: Parsed, mode: str | None = None) -> int:
     settings = replace(settings, mode=mode) if mode is not None else settings
     name = parsed.target.rpartition(".")[2] if parsed.is_module else parsed.target
     node = find_this_node(settings, os.environ, run_folder.plain_stem(name))
-    command = _command(parsed, settings, node)
+    plain = launch.python_command(parsed.target, parsed.arguments, parsed.is_module)
+    command = launch.with_ranks(plain, settings, node, parsed.is_python)
     try:
         folder = run_folder.create(settings.logs_dir, node.folder_name, name, settings.overwrite)
     except OSError as problem:  # not even in the temporary folder
@@ -112,8 +111,6 @@ def _watch(
     safe_rows = mirror.safe_rows + ([] if node.is_first else [relay.safe_rows])
     monitor = Monitor(folder, command, settings, safe_rows)
     if settings.mode == WATCH_ONLY:
-        from traceml.monitor.uncaptured import note_process
-
         note_process(folder, child.pid)
     servers = open_servers(settings, home) if node.is_first else []
     code = monitor.watch(display.poll(child.wait))
@@ -125,12 +122,6 @@ def _watch(
     for server in servers:  # only now, so that they see the result
         server.close()
     return code
-
-
-def _command(parsed: Parsed, settings: Settings, node: ThisNode) -> list[str]:
-    """What to start: the target itself, or torchrun around it."""
-    plain = launch.python_command(parsed.target, parsed.arguments, parsed.is_module)
-    return launch.with_ranks(plain, settings, node, parsed.is_python)
 
 
 def parse(words: list[str]) -> Parsed:

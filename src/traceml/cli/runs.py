@@ -1,7 +1,5 @@
 """`traceml runs`: the runs in a folder with date, status, steps, step time and verdict."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -33,16 +31,9 @@ examples:
 def main(words: list[str]) -> int:
     """Print the list to standard output."""
     parser = Parser("traceml runs", "traceml runs [DIR] [options]", DESCRIPTION, EPILOG)
-    parser.add_argument(
-        "logs", nargs="?", default="logs", metavar="DIR", help="folder with the runs (default: logs)"
-    )
-    parser.add_argument(
-        "--sort",
-        type=one_of(COLUMNS),
-        default="date",
-        metavar="COLUMN",
-        help=f"sort by {', '.join(COLUMNS)} (default: date)",
-    )
+    parser.option("logs", "DIR", "folder with the runs (default: logs)", nargs="?", default="logs")
+    order = f"sort by {', '.join(COLUMNS)} (default: date)"
+    parser.option("--sort", "COLUMN", order, type=one_of(COLUMNS), default="date")
     parser.add_argument("--reverse", action="store_true", help="reverse the order, for example newest first")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     given = parser.parse_args(words)

@@ -1,7 +1,5 @@
 """`traceml ui`: the runs of a folder in the browser, finished and running ones."""
 
-from __future__ import annotations
-
 import argparse
 import getpass
 import os
@@ -17,7 +15,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from traceml.cli.compare import compared
+from traceml.cli.compare import compared, page_data
 from traceml.cli.main import Parser
 from traceml.cli.view import current
 from traceml.errors import CommandError, say
@@ -55,19 +53,10 @@ def main(words: list[str]) -> int:
 def parser() -> Parser:
     """The options."""
     made = Parser("traceml ui", "traceml ui [DIR] [options]", DESCRIPTION, EPILOG)
-    made.add_argument(
-        "logs",
-        nargs="?",
-        default="logs",
-        metavar="DIR",
-        help="folder with the runs, or a run (default: logs)",
-    )
-    made.add_argument(
-        "--host", default=LOOPBACK[0], help="address to listen on (default: this machine only, 127.0.0.1)"
-    )
-    made.add_argument(
-        "--port", type=_port, default=PORT, help=f"port; if it is busy, another (default: {PORT})"
-    )
+    made.option("logs", "DIR", "folder with the runs, or a run (default: logs)", nargs="?", default="logs")
+    host = "address to listen on (default: this machine only, 127.0.0.1)"
+    made.option("--host", None, host, default=LOOPBACK[0])
+    made.option("--port", None, f"port; if it is busy, another (default: {PORT})", type=_port, default=PORT)
     made.add_argument("--no-browser", action="store_true", help="do not open a browser")
     made.add_argument("--companion", action="store_true", help=argparse.SUPPRESS)
     return made
@@ -123,9 +112,8 @@ def place_of(given: str) -> tuple[Path, str | None]:
 
 def comparison(logs: Path, a: str, b: str) -> bytes:
     """What `traceml compare --format json` gives for two runs, and their summaries."""
-    sides = [current(summary_file.locate(str(logs / name), logs)) for name in (a, b)]
-    found = compared(sides[:1], sides[1:])
-    return msgspec.json.encode({"comparison": found, "a": sides[0].summary, "b": sides[1].summary})
+    one, other = ([current(summary_file.locate(str(logs / name), logs))] for name in (a, b))
+    return page_data(compared(one, other), one, other)
 
 
 def shown_host(host: str) -> str:

@@ -1,7 +1,5 @@
 """`traceml view`: print the summary of a run again, or rebuild it from the recording."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import replace
@@ -40,51 +38,29 @@ examples:
 def main(words: list[str]) -> int:
     """Print the text, or with --json the summary itself, to standard output."""
     parser = Parser("traceml view", "traceml view RUN [options]", DESCRIPTION, EPILOG)
-    parser.add_argument(
-        "run", metavar="RUN", help="a run folder, a final_summary.json, or a name under logs/"
-    )
+    parser.option("run", "RUN", "a run folder, a final_summary.json, or a name under logs/")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    parser.add_argument(
-        "--html",
-        nargs="?",
-        const="",
-        metavar="OUT",
-        help="write a page for the browser instead (default: final_summary.html in the run folder)",
-    )
-    parser.add_argument(
-        "--logs-dir", default="logs", metavar="DIR", help="folder to look up run names in (default: logs)"
-    )
-    parser.add_argument(
-        "--merge",
-        action="append",
-        default=[],
-        metavar="FOLDER",
-        help="first add the steps in FOLDER, the folder <run>.node<k> of a node that lost its connection "
-        "to node 0; can be repeated",
-    )
+    html = "write a page for the browser instead (default: final_summary.html in the run folder)"
+    parser.option("--html", "OUT", html, nargs="?", const="")
+    parser.logs_dir()
+    merged = "first add the steps in FOLDER, the folder <run>.node<k> of a node that lost its connection "
+    parser.option("--merge", "FOLDER", f"{merged}to node 0; can be repeated", action="append", default=[])
     given = parser.parse_args(words)
     logs = Path(given.logs_dir)
     summary = merge(given.run, logs, given.merge) if given.merge else load(given.run, logs)
     if given.html is not None:
-        write_page(given.html or _beside(given.run, logs), report(summary))
+        path = summary_file.find(given.run, logs)
+        beside = path / SUMMARY_PAGE if os.path.isdir(path) else path.with_suffix(".html")
+        write_page(given.html or beside, report(summary))
         return 0
     show(encode(summary).decode() if given.json else render(summary), is_json=given.json)
     return 0
 
 
-def _beside(name: str, logs: Path) -> Path:
-    """Where the page of this run belongs: in its folder, or next to the given file."""
-    path = summary_file.find(name, logs)
-    return path / SUMMARY_PAGE if os.path.isdir(path) else path.with_suffix(".html")
-
-
 def write_page(path: str | Path, content: bytes) -> None:
     """Write it, and say where it is."""
-    try:
+    with summary_file.or_one_line(Path(path), "written"):
         write_atomic(Path(path), content)
-    except (OSError, ValueError) as problem:
-        reason = getattr(problem, "strerror", None) or str(problem)
-        raise CommandError(f"{summary_file.shown(Path(path))}: cannot be written ({reason})") from None
     say(f"wrote {path}")
 
 
@@ -113,12 +89,11 @@ def current(path: Path) -> Reading:
 def _has_recording(folder: Path) -> bool:
     """Whether there is one; one line if there is, and it cannot be read."""
     path = folder / RECORDING
-    try:
-        os.listdir(path)
-    except FileNotFoundError:
-        return False
-    except OSError as problem:
-        raise CommandError(f"{summary_file.shown(path)}: cannot be read ({problem.strerror})") from None
+    with summary_file.or_one_line(path):
+        try:
+            os.listdir(path)
+        except FileNotFoundError:
+            return False
     return True
 
 

@@ -1,7 +1,5 @@
 """`traceml watch`: the live view of a run that is going on; or a command with its machine watched."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

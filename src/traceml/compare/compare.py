@@ -1,7 +1,5 @@
 """Two sides in, one Comparison out. Pure: no file, no clock."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

@@ -3,8 +3,6 @@
 Judged from the CPU time of the machine and of the training, and from the phases.
 """
 
-from __future__ import annotations
-
 import statistics
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Compare like with like: what else differs between A and B, and what that rules out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """The numbers of A and B next to each other, the phases that explain the change, the ranks that changed."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from dataclasses import replace

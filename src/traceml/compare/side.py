@@ -1,7 +1,5 @@
 """One side of a comparison: the runs of A, or the runs of B, and how a number is read from them."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 

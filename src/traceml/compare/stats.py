@@ -7,8 +7,6 @@ inside. For one run per side a fixed allowance covers that; with several runs it
 docs/compare.md has the calibration.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

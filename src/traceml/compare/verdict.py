@@ -1,7 +1,5 @@
 """From numbers to one of five verdicts, and what to do when the runs cannot settle it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

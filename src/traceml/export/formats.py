@@ -1,7 +1,5 @@
 """Writes the tables of a run as CSV, Parquet or SQLite; a file appears under its name when it is complete."""
 
-from __future__ import annotations
-
 import csv
 import sqlite3
 from collections.abc import Iterable, Iterator

@@ -4,8 +4,6 @@ A recorded step has the time of each phase, not their order. They are drawn one 
 order: how wide each is was measured, where in its step it begins was not.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -4,8 +4,6 @@ Times of all machines are on one axis, the wall clock: each machine's own clock 
 what happened on one machine keeps its exact distances. What was not measured is NaN, never 0.
 """
 
-from __future__ import annotations
-
 import datetime
 import os
 from collections.abc import Callable, Iterator

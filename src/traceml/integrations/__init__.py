@@ -4,8 +4,6 @@
 `traceml.init()`. The classes for users only start a recording, so nothing is counted twice.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

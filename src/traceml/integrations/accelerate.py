@@ -1,7 +1,5 @@
 """Accelerate: its loaders fetch one batch ahead and skip batches when a training resumes."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from traceml.capture.framework_seams import hands_over_each

@@ -1,7 +1,5 @@
 """DeepSpeed: one update of its engine is one step, however often the optimizers inside it step."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from traceml.capture.patches import Patch

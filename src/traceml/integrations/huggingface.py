@@ -1,7 +1,5 @@
 """Hugging Face Trainer: evaluation and saving as a whole, and the classes of the documented one-liners."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from traceml.capture.framework_seams import owns_steps

@@ -1,7 +1,5 @@
 """Ray Train: its workers are no children of the driver, so the driver tells them where to record."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable

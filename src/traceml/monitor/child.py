@@ -5,8 +5,6 @@ A signal that was sent to us alone (`docker stop`, `kill`) is passed on; one tha
 is not. We never react by dying: the verdict comes after the command has ended.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
@@ -55,7 +53,10 @@ class Child:
         """The exit code (negative: the signal that killed it), or None after at most `seconds`."""
         code = self._process.poll()
         if self._signals is None:
-            return self._wait_without_signals(seconds)
+            try:
+                return self._process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                return None
         if code is None:
             self._signals.sleep(seconds)
             code = self._process.poll()
@@ -74,12 +75,6 @@ class Child:
         while (code := self.wait(1.0)) is None:
             pass
         return code
-
-    def _wait_without_signals(self, seconds: float) -> int | None:
-        try:
-            return self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
 
     def _pass_on(self, signals: Signals) -> None:
         for arrived in signals.take():

@@ -1,7 +1,5 @@
 """The container's CPU quota and how long it has stopped us, from cgroup v2 or v1."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

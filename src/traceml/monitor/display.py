@@ -4,8 +4,6 @@ A view that needs the whole terminal gets it: meanwhile our own lines and the tr
 output.log, a plain file, so that nobody waits for a reader and nothing is lost if the view is.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from traceml.errors import failsafe, printable, say
-from traceml.monitor.companion import VIEWS, Companion
+from traceml.monitor.companion import VIEWS, Companion, open_view
 from traceml.monitor.signals import in_foreground
 from traceml.runs.manifest import OUTPUT_LOG
 
@@ -122,9 +120,8 @@ class Display:
         os.write(2, RESET)
 
     def _start(self) -> None:
-        if self._view is None or self._is_replaced:
-            return
-        self._companion = Companion(self._view, self._folder, self._ours)
+        if self._view is not None and not self._is_replaced:
+            self._companion = open_view(self._view, self._folder, self._ours)
 
     def _look_after(self) -> None:
         if self._companion is not None:

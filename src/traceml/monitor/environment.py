@@ -1,14 +1,14 @@
-"""What else a reader of the result wants to know: host, operating system, git commit."""
-
-from __future__ import annotations
+"""What else a reader of the result wants to know: host, operating system, git commit, OOM kills."""
 
 import os
 import socket
 import subprocess
 import threading
+from pathlib import Path
 from typing import Any
 
 GIT_TIMEOUT_S = 5.0
+VMSTAT = Path("/proc/vmstat")
 
 
 def environment_facts() -> dict[str, Any]:
@@ -49,3 +49,20 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.decode(errors="replace") if done.returncode == 0 else None
+
+
+def oom_kills() -> int | None:
+    """Since boot, in all containers of the machine; None where the kernel does not count."""
+    try:
+        for line in VMSTAT.read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+def oom_kills_since(before: int | None) -> int | None:
+    """How many more there are by now."""
+    now = oom_kills()
+    return now - before if now is not None and before is not None else None

@@ -4,8 +4,6 @@ The monitor looks ten times per second. A launcher ends the other ranks faster t
 The kernel reports the end of a process (pidfd), and a thread waits for it. Without pidfds nothing is known.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select
@@ -13,6 +11,8 @@ import struct
 import threading
 import time
 from typing import Final, NamedTuple
+
+from traceml.runs.liveness import stat_fields
 
 with contextlib.suppress(ImportError):  # not on Windows, which has no pidfds either
     import fcntl
@@ -86,13 +86,9 @@ class ExitTimes:
 def wait_status(pid: int, descriptor: int) -> int | None:
     """How a process ended, as `waitpid` would tell its parent: before that has asked, /proc shows it; then
     the kernel still tells whoever holds a pidfd, from Linux 6.15 on."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        if len(fields) > EXIT_FIELD and fields[0] == b"Z":
-            return int(fields[EXIT_FIELD])
-    except OSError:
-        pass
+    fields = stat_fields(pid) or []
+    if len(fields) > EXIT_FIELD and fields[0] == "Z":
+        return int(fields[EXIT_FIELD])
     info = bytearray(INFO.size)
     INFO.pack_into(info, 0, INFO_EXIT, 0)
     try:

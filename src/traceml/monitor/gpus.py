@@ -1,7 +1,5 @@
 """GPU gauges through NVML, for the devices that the job can see. Without NVML there is simply no reading."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

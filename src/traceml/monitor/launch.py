@@ -1,7 +1,5 @@
 """From what the user typed to a command line and an environment for it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -10,14 +8,7 @@ from pathlib import Path
 
 from traceml.errors import CommandError
 from traceml.monitor.this_node import ThisNode
-from traceml.settings import (
-    DEEP_VARIABLE,
-    DISABLED_VARIABLE,
-    KEY_VARIABLE,
-    REPORT_EVERY_VARIABLE,
-    REPORT_TO_VARIABLE,
-    Settings,
-)
+from traceml.settings import DISABLED_VARIABLE, KEY_VARIABLE, Settings, for_training
 
 
 def python_command(target: str, arguments: list[str], is_module: bool) -> list[str]:
@@ -91,14 +82,7 @@ def injected_environment(
     path = inject if not before else os.pathsep.join([inject, before])
     # Whether to record is decided here: TRACEML_DISABLED=no must not be read as yes further down.
     # The relay's secret is between the monitors; training never needs it.
-    settings = settings if settings is not None else Settings()
-    decided = {
-        DEEP_VARIABLE: "1" if settings.deep else "",
-        REPORT_TO_VARIABLE: settings.report_to or "",
-        REPORT_EVERY_VARIABLE: str(settings.report_every)
-        if settings.report_to and settings.report_every
-        else "",
-    }
+    decided = for_training(settings if settings is not None else Settings())
     ours = (*decided, DISABLED_VARIABLE, KEY_VARIABLE)
     kept = {k: v for k, v in environment.items() if k not in ours}
     asked = {k: v for k, v in decided.items() if v}

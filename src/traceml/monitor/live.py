@@ -1,7 +1,5 @@
 """Looks at a run again and again, for the live views: rows become a Summary here as they do at the end."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from pathlib import Path

@@ -1,17 +1,15 @@
 """What `traceml run` does while the command runs: sample, watch, roll up, answer; then make the result."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from socket import gethostname
 from typing import Any, Final
 
 from traceml.errors import failsafe, say
 from traceml.monitor.cpu_quota import usable_cores
-from traceml.monitor.environment import environment_facts
-from traceml.monitor.oom import oom_kills, oom_kills_since
+from traceml.monitor.environment import environment_facts, oom_kills, oom_kills_since
 from traceml.recording import layout
 from traceml.runs import manifest as manifests
 from traceml.schema.modes import WATCH_ONLY
@@ -158,6 +156,16 @@ class Monitor:
         kept = self._tail if self._tail is not None and self._tail.is_whole else None
         summary = build(self.folder, self._manifest, final=False, tail=kept)
         write_atomic(path, encode_answer(summary))
+
+
+def note_process(folder: Path, pid: int) -> None:
+    """For a command without capture: a recording without steps, so that its samples belong to somebody."""
+    from traceml.schema import catalog as c
+
+    one = {"rank": 0, "local_rank": 0, "node_rank": 0, "world_size": 1}
+    header = {"identity": {**one, "host": gethostname(), "pid": pid}, "process": {"thread": pid}}
+    path = folder / layout.FOLDER / f"rank-0.{pid}.steps"
+    path.write_bytes(layout.header_bytes(c.STEP_COLUMNS, header))
 
 
 def own_cost() -> dict[str, float]:

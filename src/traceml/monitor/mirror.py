@@ -4,8 +4,6 @@ A file system that stops answering blocks everybody who touches it, even through
 training nor the monitor touches it: both use the local folder, and only the thread here can be blocked.
 """
 
-from __future__ import annotations
-
 import shutil
 import threading
 import time

@@ -3,8 +3,6 @@
 Only what decides the command is read (ranks and machines, for torchrun). What cannot be read is not used.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

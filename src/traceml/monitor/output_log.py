@@ -1,7 +1,5 @@
 """Reads output.log: what the training prints while a view has the terminal."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Final

@@ -1,7 +1,5 @@
 """Makes the Summary of a run folder, and from it the result files and the text on the screen."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time

@@ -4,8 +4,6 @@ Python-level handlers and a wakeup pipe. `sigtimedwait` would be shorter, but CP
 that was never filled in when a stop (Ctrl-Z) outlasts its timeout.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -3,8 +3,6 @@
 Under Slurm each task of `srun traceml run ...` counts as a node; else each machine does, by --node-rank.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Notices during the run that a rank has ended or that no rank makes progress, and says where each one is."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -10,8 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from traceml.monitor.environment import oom_kills, oom_kills_since
 from traceml.monitor.exit_times import Exit, ExitTimes
-from traceml.monitor.oom import oom_kills, oom_kills_since
 from traceml.recording.layout import STATE_REPLACED, STATE_RUNNING
 from traceml.recording.tail import RankTail, Tail
 from traceml.runs.liveness import is_running

@@ -7,8 +7,6 @@ answer does not depend on when it gets the CPU. It sees what the command sees: a
 `kill -TERM -pgid`, `timeout`, and whoever signals every process of a job (Slurm, systemd, `pkill -f`).
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -1,7 +1,5 @@
 """Layout of text: clipping, wrapping and aligned tables within 100 columns."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 import unicodedata

@@ -1,7 +1,5 @@
 """A comparison as a comment on a pull request. All text from the files is escaped."""
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

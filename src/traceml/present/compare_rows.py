@@ -1,6 +1,4 @@
-"""The headline and the table rows of a comparison, shared by the text and the markdown."""
-
-from __future__ import annotations
+"""The headline and the table rows of a comparison, shared by the text, the markdown and the page."""
 
 from typing import Final
 
@@ -16,10 +14,15 @@ Row = tuple[str, str, str, str]
 
 def headline(found: Comparison) -> str:
     """The verdict, and both diagnoses if the diagnosis changed."""
+    return f"{found.verdict}  {shifted(found)}".rstrip()
+
+
+def shifted(found: Comparison) -> str:
+    """Both diagnoses, if the diagnosis changed; else nothing."""
     shift = found.diagnosis["primary"]
     if found.verdict in (NO_CHANGE, INCONCLUSIVE) or shift.change == UNCLEAR or shift.a == shift.b:
-        return found.verdict
-    return f"{found.verdict}  from {shift.a} to {shift.b}"
+        return ""
+    return f"from {shift.a} to {shift.b}"
 
 
 def lead_rows(found: Comparison) -> list[Row]:

@@ -1,7 +1,5 @@
 """The text of a comparison: verdict, reason, next step, then the table, in at most 100 columns."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from traceml.present.columns import RULE, page, table, wrap

@@ -1,7 +1,5 @@
 """The table of layers that deep mode measured, as rows of cells for text and terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 
@@ -19,16 +17,16 @@ def heads(summary: Summary) -> list[str]:
 
 def cells(layer: Layer, summary: Summary) -> list[str]:
     """One layer: its own time and memory, without the layers that it calls."""
-    found = [
-        layer.path,
-        layer.type,
-        _unless_zero(layer.forward_ms, fmt.ms),
-        _unless_zero(layer.forward_share, fmt.share),
-        _unless_zero(layer.backward_ms, fmt.ms),
-        _unless_zero(layer.backward_share, fmt.share),
-        _unless_zero(layer.parameter_bytes, fmt.size),
-        _unless_zero(layer.activation_bytes, fmt.size),
-    ]
+    numbers: dict[str, Callable[[float | None], str]] = {
+        "forward_ms": fmt.ms,
+        "forward_share": fmt.share,
+        "backward_ms": fmt.ms,
+        "backward_share": fmt.share,
+        "parameter_bytes": fmt.size,
+        "activation_bytes": fmt.size,
+    }
+    values = ((getattr(layer, name), show) for name, show in numbers.items())
+    found = [layer.path, layer.type, *("-" if value == 0 else show(value) for value, show in values)]
     worst = [f"{fmt.ms(layer.worst.value)} {fmt.rank(layer.worst.rank)}"]
     return found + worst if _compares(summary.layers) else found
 
@@ -51,10 +49,6 @@ def foot(layers: Layers, shown: int) -> list[str]:
         f"activations {fmt.size(layers.activation_bytes)} ({fmt.size(layers.outside_bytes)} outside)"
     )
     return [sums, *layers.notes]
-
-
-def _unless_zero(value: float | None, show: Callable[[float | None], str]) -> str:
-    return "-" if value == 0 else show(value)
 
 
 def _compares(layers: Layers | None) -> bool:

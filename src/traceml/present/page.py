@@ -1,7 +1,5 @@
 """The page of the browser views: one HTML file, built from `web/`, with the data put into it as JSON."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final
 
@@ -34,11 +32,3 @@ def page(data: bytes) -> bytes:
 def of_summary(summary: bytes) -> bytes:
     """The report of one run, from its final_summary.json."""
     return page(b'{"kind":"summary","summary":' + summary + b"}")
-
-
-def of_comparison(comparison: bytes, a: bytes | None = None, b: bytes | None = None) -> bytes:
-    """The report of a comparison, from its JSON and the summaries of the runs, if each side is one run."""
-    data = b'{"kind":"comparison","comparison":' + comparison
-    for name, summary in ((b"a", a), (b"b", b)):
-        data += b"" if summary is None else b',"' + name + b'":' + summary
-    return page(data + b"}")

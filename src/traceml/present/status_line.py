@@ -1,7 +1,5 @@
 """One line about a running training, for logs without a terminal."""
 
-from __future__ import annotations
-
 from traceml.schema import fmt
 from traceml.schema import live as state
 from traceml.schema.live import Live

@@ -1,7 +1,5 @@
 """The text of a summary: verdict, reason, next step, then the evidence, in at most 100 columns."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from traceml.present import layers as layer_rows
@@ -9,7 +7,7 @@ from traceml.present.columns import RULE, page, spread, table, wrap
 from traceml.schema import fmt
 from traceml.schema.catalog import Metric
 from traceml.schema.modes import WATCH_ONLY
-from traceml.schema.summary import Finding, MetricStat, Section, Summary
+from traceml.schema.summary import MetricStat, Section, Summary
 
 LONGEST_NAME: Final = 36
 SEVERITY: Final = {"info": "", "warn": "  (warning)", "crit": "  (critical)"}
@@ -79,14 +77,11 @@ def _others(summary: Summary, name: str) -> list[str]:
     lines: list[str] = []
     for finding in section.issues:
         if (first.section, first.kind) != (name, finding.kind):
-            lines += _finding(finding, first=finding is section.issues[0])
+            is_first = finding is section.issues[0]
+            lead = "" if is_first else f"{finding.status}{SEVERITY.get(finding.severity, '')}: "
+            lines += wrap("  ", f"{lead}{finding.summary}")
+            lines += [] if finding.severity == "info" else wrap("  -> ", finding.action)
     return lines
-
-
-def _finding(finding: Finding, first: bool) -> list[str]:
-    lead = "" if first else f"{finding.status}{SEVERITY.get(finding.severity, '')}: "
-    lines = wrap("  ", f"{lead}{finding.summary}")
-    return lines if finding.severity == "info" else lines + wrap("  -> ", finding.action)
 
 
 def _rows_of(summary: Summary, section: str) -> dict[str, Metric]:
@@ -211,16 +206,23 @@ def _gauges(summary: Summary, name: str, title: str) -> list[str]:
     section: Section = getattr(summary, name)
     samples = section.window.samples or 0
     lines = [_title(title, section, f"{samples} samples" if samples else ""), *_others(summary, name)]
+    rows = gauge_rows(summary, name, {key: row.label for key, row in _rows_of(summary, name).items()})
+    return lines + (_number_table(rows) if len(rows) > 1 else [])
+
+
+def gauge_rows(summary: Summary, name: str, labels: dict[str, str]) -> list[list[str]]:
+    """The head, and a row for each metric of the section that has a label and was measured."""
+    section: Section = getattr(summary, name)
     known = _rows_of(summary, name)
     several = len(section.nodes) + len(section.ranks) > 1
     letter, noun = ("node ", "Worst node") if section.nodes else ("r", "Worst rank")
     rows = [["", "Mean", "p95", *(("Worst", noun) if several else ())]]
     for key, stat in section.metrics.items():
-        if stat.average is not None and key in known:
+        if stat.average is not None and key in known and key in labels:
             show = fmt.BY_UNIT.get(known[key].unit, fmt.count)
             worst = (show(stat.worst.value), f"{letter}{stat.worst.rank}") if several else ()
-            rows.append([known[key].label, show(stat.average), show(stat.p95), *worst])
-    return lines + (_number_table(rows) if len(rows) > 1 else [])
+            rows.append([labels[key], show(stat.average), show(stat.p95), *worst])
+    return rows
 
 
 def _foot(summary: Summary) -> list[str]:

@@ -1,7 +1,5 @@
 """The run folder: its name, and who may claim or remove it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re
@@ -36,22 +34,16 @@ def plain_stem(target: str) -> str:
     return stem.encode()[:MOST_STEM_BYTES].decode(errors="ignore")
 
 
-def free_name(logs_dir: str, name: str) -> str:
-    """The name, or the name with a number if there is such a run: cells of a notebook are run again."""
-    free, number = name, 1
-    while os.path.lexists(os.path.join(logs_dir, free)):
-        number += 1
-        free = f"{name}-{number}"
-    return free
-
-
-def create(logs_dir: str, run_name: str | None, target: str, overwrite: bool) -> Path:
-    """Make the run folder. An explicit name that exists is an error; a default one gets a number."""
+def create(logs_dir: str, run_name: str | None, target: str, overwrite: bool, numbered: bool = False) -> Path:
+    """Make the run folder. An explicit name that exists is an error; a default one gets a number, and with
+    `numbered` any other: cells of a notebook are run again."""
     name = run_name or default_run_name(target)
     logs = Path(logs_dir)
     try:
         logs = logs.absolute()  # fails in a folder that has been removed
-        return _answered(lambda: _claim(logs, name, explicit=run_name is not None, overwrite=overwrite))
+        return _answered(
+            lambda: _claim(logs, name, explicit=run_name is not None and not numbered, overwrite=overwrite)
+        )
     except OSError as problem:
         import tempfile  # rarely needed, and `traceml run` should start the command soon
 

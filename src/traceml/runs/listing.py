@@ -1,7 +1,5 @@
 """Lists the runs of a folder: what the summary, or else the manifest, of each one says."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -14,14 +12,14 @@ from traceml.schema.summary import ListedRun
 
 def list_runs(logs: Path) -> list[ListedRun]:
     """Every run folder in `logs`. One that cannot be read is listed with its problem."""
-    try:
-        with os.scandir(logs) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir())
-    except (OSError, ValueError) as problem:
-        reason = getattr(problem, "strerror", None) or "unreadable"
-        raise CommandError(f"{summary_file.shown(logs)}: cannot be read ({reason})") from None
-    runs = (listed(logs / name) for name in names)
+    runs = (listed(logs / name) for name in names_of_folders(logs))
     return [run for run in runs if run is not None]
+
+
+def names_of_folders(logs: Path, links: bool = True) -> list[str]:
+    """All of them, sorted; with or without links to folders."""
+    with summary_file.or_one_line(logs), os.scandir(logs) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=links))
 
 
 def listed(folder: Path) -> ListedRun | None:

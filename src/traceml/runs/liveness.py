@@ -5,8 +5,6 @@ container has its own. The manifest therefore keeps when the monitor's process s
 and in which process namespace.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import time
@@ -79,23 +77,23 @@ def is_alive(pid: Any) -> bool:
         return False
     except PermissionError:
         pass  # somebody else's
-    return (_stat(pid) or "R")[0] not in "ZX"
+    return (stat_fields(pid) or "R")[0] not in "ZX"
 
 
 def is_running(pid: int) -> bool:
     """Alive, and known to be so: where /proc does not show it, it is not."""
-    return (_stat(pid) or "X")[0] not in "ZX"
+    return (stat_fields(pid) or "X")[0] not in "ZX"
 
 
 def start_time(pid: Any) -> int | None:
     """When the process started, in clock ticks since the boot; None where that is not known."""
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     return int(fields[19]) if fields and len(fields) > 19 else None
 
 
 def parent_of(pid: int) -> int | None:
     """The process that started this one; None where that is not known."""
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     return int(fields[1]) if fields else None
 
 
@@ -161,7 +159,7 @@ def _is_held(run_dir: Path) -> bool | None:
         os.close(descriptor)
 
 
-def _stat(pid: Any) -> list[str] | None:
+def stat_fields(pid: Any) -> list[str] | None:
     """/proc/<pid>/stat from the state on; the name before it may hold anything."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode("ascii", "replace").split()

@@ -1,7 +1,5 @@
 """Which file systems are disks of this machine. Others may stop answering, and block all who touch them."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path
@@ -10,19 +8,8 @@ from typing import Final
 LOCAL: Final = frozenset(
     {
         *("ext2", "ext3", "ext4", "xfs", "btrfs", "bcachefs", "zfs", "f2fs", "jfs", "reiserfs", "nilfs2"),
-        *(
-            "tmpfs",
-            "overlay",
-            "aufs",
-            "vfat",
-            "exfat",
-            "ntfs",
-            "ntfs3",
-            "fuseblk",
-            "hfsplus",
-            "apfs",
-            "rootfs",
-        ),
+        *("vfat", "exfat", "ntfs", "ntfs3", "fuseblk", "hfsplus", "apfs"),
+        *("tmpfs", "overlay", "aufs", "rootfs"),
     }
 )
 """Everything else counts as a network: a new kind of one must not stall a training."""

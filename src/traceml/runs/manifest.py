@@ -1,7 +1,5 @@
 """manifest.json: what a run is, when it began and how it ended. Written by the monitor only."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json

@@ -1,7 +1,5 @@
 """Reads the summary that `--report-to mlflow`, or the user, kept as an artifact of an MLflow run."""
 
-from __future__ import annotations
-
 import logging
 import os
 import tempfile

@@ -5,30 +5,14 @@ Such a file has four sections with `diagnosis`, `issues`, `global.{average, medi
 phases, and their step time leaves out the wait for input; the sum of the phases shows whether it does.
 """
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import fields
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from traceml.runs.other_names import our_names
-from traceml.runs.untrusted import Document, without_nulls
-from traceml.schema.summary import (
-    Environment,
-    Finding,
-    Identity,
-    Member,
-    MetricStat,
-    Primary,
-    RankValue,
-    Run,
-    Section,
-    SectionWindow,
-    StepCounts,
-    Summary,
-)
+from traceml.runs.untrusted import Document, our_names, without_nulls
+from traceml.schema import summary as ours
 
 T = TypeVar("T")
 
@@ -105,8 +89,8 @@ class _Groups(msgspec.Struct):
 
 class _Section(msgspec.Struct):
     metadata: _Facts = msgspec.field(default_factory=_Facts)
-    diagnosis: Finding = msgspec.field(default_factory=Finding)
-    issues: list[Finding] = []
+    diagnosis: ours.Finding = msgspec.field(default_factory=ours.Finding)
+    issues: list[ours.Finding] = []
     overall: _Global = msgspec.field(default_factory=_Global, name="global")
     groups: _Groups = msgspec.field(default_factory=_Groups)
 
@@ -116,7 +100,7 @@ class _File(msgspec.Struct):
     duration_s: float | None = None
     meta: _Facts = msgspec.field(default_factory=_Facts)
     run_context: dict[str, _Facts] = {}
-    primary_diagnosis: Primary = msgspec.field(default_factory=Primary)
+    primary_diagnosis: ours.Primary = msgspec.field(default_factory=ours.Primary)
     step_time: _Section = msgspec.field(default_factory=_Section)
     step_memory: _Section = msgspec.field(default_factory=_Section)
     system: _Section = msgspec.field(default_factory=_Section)
@@ -137,15 +121,15 @@ def version(data: dict[str, Any]) -> float:
         return 0.0
 
 
-def convert(document: Document, number: float) -> Summary:
+def convert(document: Document, number: float) -> ours.Summary:
     """The whole file, as far as it goes."""
     file = document.convert(_File, our_names(without_nulls(document.data)))
     step_time = _section(file.step_time, "step_time")
     context = {key: file.run_context.get(key, _Facts()) for key in ("run", "execution")}
     world = file.meta.world_size or context["execution"].expected_world_size
     steps = step_time.window.num_steps
-    return Summary(
-        run=Run(
+    return ours.Summary(
+        run=ours.Run(
             name=file.meta.run_name,
             status=context["run"].status,
             reason="how the run ended is not in this file",
@@ -153,7 +137,9 @@ def convert(document: Document, number: float) -> Summary:
             duration_s=file.duration_s,
             nodes=file.meta.nodes_observed,
             world_size=world or max(len(step_time.ranks), 1),
-            steps=StepCounts(total=file.step_time.metadata.training_total_steps or steps, analyzed=steps),
+            steps=ours.StepCounts(
+                total=file.step_time.metadata.training_total_steps or steps, analyzed=steps
+            ),
             mode=file.meta.mode,
             notes=[f"Written by the released TraceML package (schema {number:g})."],
         ),
@@ -163,17 +149,17 @@ def convert(document: Document, number: float) -> Summary:
         system=_section(file.system, "system"),
         process=_section(file.process, "process"),
         schema=f"released/{number:g}",
-        environment=Environment(world_size=world),
+        environment=ours.Environment(world_size=world),
     )
 
 
-def _primary(given: Primary, step_time: Finding) -> Primary:
+def _primary(given: ours.Primary, step_time: ours.Finding) -> ours.Primary:
     """A file without a primary diagnosis gets that of the step time, which is nearest to it."""
-    nearest = {f.name: getattr(step_time, f.name) for f in fields(Finding)}
-    return given if given != Primary() else Primary(**nearest)
+    nearest = {f.name: getattr(step_time, f.name) for f in fields(ours.Finding)}
+    return given if given != ours.Primary() else ours.Primary(**nearest)
 
 
-def _section(given: _Section, name: str) -> Section:
+def _section(given: _Section, name: str) -> ours.Section:
     overall, keys = given.overall, KEYS[name]
     average = _renamed(overall.average, keys)
     median, worst = _renamed(overall.median, keys), _renamed(overall.worst, keys)
@@ -186,7 +172,7 @@ def _section(given: _Section, name: str) -> Section:
         shares = {key: _share(key, average, [*numbers.values()]) for key in keys}
     members = {key: _member(row.identity, numbers[key], keys) for key, row in rows.items()}
     by_node = given.groups.by == "node_rank"
-    return Section(
+    return ours.Section(
         diagnosis=given.diagnosis,
         issues=given.issues,
         window=_window(overall.window, name, has_memory="peak_allocated_bytes" in average),
@@ -205,11 +191,11 @@ def _renamed(values: dict[str, T], keys: tuple[str, ...]) -> dict[str, T]:
     return {key: values[names[0]] for key, names in found.items() if names}
 
 
-def _window(window: _Facts, name: str, has_memory: bool) -> SectionWindow:
+def _window(window: _Facts, name: str, has_memory: bool) -> ours.SectionWindow:
     if name in ("system", "process"):
-        return SectionWindow(samples=window.samples)
+        return ours.SectionWindow(samples=window.samples)
     clock = {"cpu": "host", "gpu": "device"}.get(window.diagnosis_clock, window.diagnosis_clock or "unknown")
-    return SectionWindow(
+    return ours.SectionWindow(
         start_step=window.start_step,
         end_step=window.end_step,
         num_steps=window.steps_analyzed,
@@ -222,15 +208,17 @@ def _is_index(key: str) -> bool:
     return key.isascii() and key.isdigit() and len(key) < 10
 
 
-def _stat(average: float | None, median: _Value, worst: _Value, share: float | None) -> MetricStat:
-    middle, most = (RankValue(v.value, int(v.idx) if _is_index(v.idx) else None) for v in (median, worst))
+def _stat(average: float | None, median: _Value, worst: _Value, share: float | None) -> ours.MetricStat:
+    middle, most = (
+        ours.RankValue(v.value, int(v.idx) if _is_index(v.idx) else None) for v in (median, worst)
+    )
     skew = most.value / middle.value - 1 if most.value is not None and middle.value else None
-    return MetricStat(average, middle, most, skew=skew, share=share)
+    return ours.MetricStat(average, middle, most, skew=skew, share=share)
 
 
-def _member(who: _Facts, numbers: dict[str, float], keys: tuple[str, ...]) -> Member:
-    identity = Identity(node_rank=who.node_rank, local_rank=who.local_rank, host=who.hostname)
-    return Member(identity, {key: numbers.get(key) for key in keys})
+def _member(who: _Facts, numbers: dict[str, float], keys: tuple[str, ...]) -> ours.Member:
+    identity = ours.Identity(node_rank=who.node_rank, local_rank=who.local_rank, host=who.hostname)
+    return ours.Member(identity, {key: numbers.get(key) for key in keys})
 
 
 def _leaves_out_input(average: dict[str, float]) -> bool:

@@ -1,9 +1,9 @@
 """Finds and reads the summary that a user means: a file, a run folder or a run name. Errors are one line."""
 
-from __future__ import annotations
-
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -15,8 +15,7 @@ from traceml.files import open_regular
 from traceml.recording import layout
 from traceml.runs import released
 from traceml.runs.manifest import SUMMARY_JSON
-from traceml.runs.other_names import our_names
-from traceml.runs.untrusted import Document
+from traceml.runs.untrusted import Document, our_names
 from traceml.schema import fmt
 from traceml.schema.catalog import METRICS, Metric
 from traceml.schema.summary import SCHEMA, Finding, Primary, Section, Summary
@@ -66,13 +65,22 @@ def find(given: str, logs: Path) -> Path:
 
 def exists(path: Path) -> bool:
     """Whether it exists; one line if we are not allowed to know."""
-    try:
-        os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except (OSError, ValueError) as problem:
-        raise CommandError(f"{shown(path)}: cannot be read ({_reason(problem)})") from None
+    with or_one_line(path):
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
     return True
+
+
+@contextmanager
+def or_one_line(path: Path, what: str = "read") -> Iterator[None]:
+    """If the file cannot be read or written, the command ends with one line that says why."""
+    try:
+        yield
+    except (OSError, ValueError) as problem:
+        reason = getattr(problem, "strerror", None) or printable(str(problem))
+        raise CommandError(f"{shown(path)}: cannot be {what} ({reason})") from None
 
 
 def name_of(path: Path) -> str:
@@ -119,10 +127,10 @@ def _completed(summary: Summary) -> Summary:
 
 
 def _with_diagnosis(section: Section) -> Section:
-    if section.diagnosis == Finding():
+    found = section.diagnosis
+    if found == Finding():
         found = section.issues[0] if section.issues else NO_SECTION
-        section = replace(section, diagnosis=found)
-    return replace(section, issues=section.issues or [section.diagnosis])
+    return replace(section, diagnosis=found, issues=section.issues or [found])
 
 
 def shown(path: Path) -> str:
@@ -132,16 +140,13 @@ def shown(path: Path) -> str:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    try:
-        with os.fdopen(open_regular(path), "rb") as file:
-            head, size = file.read(HEAD_BYTES), os.fstat(file.fileno()).st_size
-            if wrong := _not_json(head):
-                raise CommandError(f"{shown(path)}: {wrong}")
-            if size > MOST_BYTES:
-                raise CommandError(f"{shown(path)}: too large for a summary ({size / 1e6:,.0f} MB)")
-            data = head + file.read(MOST_BYTES)
-    except (OSError, ValueError) as problem:
-        raise CommandError(f"{shown(path)}: cannot be read ({_reason(problem)})") from None
+    with or_one_line(path), os.fdopen(open_regular(path), "rb") as file:
+        head, size = file.read(HEAD_BYTES), os.fstat(file.fileno()).st_size
+        if wrong := _not_json(head):
+            raise CommandError(f"{shown(path)}: {wrong}")
+        if size > MOST_BYTES:
+            raise CommandError(f"{shown(path)}: too large for a summary ({size / 1e6:,.0f} MB)")
+        data = head + file.read(MOST_BYTES)
     if sum(data.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES:
         raise CommandError(f"{shown(path)}: too many values for a summary")
     try:
@@ -184,7 +189,3 @@ def _other(data: dict[str, Any]) -> str:
     if "monitor_pid" in data:
         return f"the manifest of a run; give the {SUMMARY_JSON} beside it"
     return f"JSON, but not a TraceML summary ({SUMMARY_JSON})"
-
-
-def _reason(problem: OSError | ValueError) -> str:
-    return getattr(problem, "strerror", None) or printable(str(problem))

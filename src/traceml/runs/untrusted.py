@@ -1,10 +1,9 @@
 """Turns JSON that may be old, newer than us, damaged or hostile into typed objects, or one clear line.
 
 A missing value, or a null where the type allows none, becomes the default of its type. A wrong value ends the
-command with one line that names its place; in a file of a newer version it is left out, with a note.
+command with one line that names its place; in a file of a newer version it is left out, with a note. Findings
+of other versions and of the released package get the names that we use.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Callable
@@ -23,6 +22,14 @@ DEEPEST: Final = 20
 MOST_FAULTS: Final = 20
 SIGNED: Final = frozenset({"skew"})
 """Statistics that may be negative; all others are times, sizes or counts."""
+OURS: Final = {
+    **dict.fromkeys(("RESIDUAL-HEAVY", "RESIDUAL_HEAVY", "WAIT_HEAVY"), ("WAIT_HEAVY", "WAIT-HEAVY")),
+    **dict.fromkeys(
+        ("MEMORY CREEP (EARLY)", "MEMORY_CREEP_EARLY", "CREEP_EARLY"), ("CREEP_EARLY", "MEMORY RISING")
+    ),
+}
+"""Our kind and label by a label or a kind of theirs."""
+FINDINGS: Final = frozenset({"diagnosis", "primary_diagnosis", "issues"})
 
 
 def sound(value: Any, fault: Callable[[str, str], None] = lambda _place, _what: None) -> Any:
@@ -103,3 +110,37 @@ def _without(data: Any, place: str) -> Any:
     else:
         copied[key] = _without(copied[key], rest)
     return copied
+
+
+def our_names(data: Any) -> Any:
+    """The same document with our kinds and labels in all of its findings."""
+    if isinstance(data, list):
+        return [our_names(inner) for inner in data]
+    if not isinstance(data, dict):
+        return data
+    named = {key: our_names(inner) for key, inner in data.items()}
+    for key in FINDINGS & named.keys():
+        found = named[key]
+        named[key] = [_our_finding(f) for f in found] if isinstance(found, list) else _our_finding(found)
+    return named
+
+
+def _our_finding(given: Any) -> Any:
+    if not isinstance(given, dict):
+        return given
+    kind, status = given.get("kind") or "", given.get("status") or ""
+    if not isinstance(kind, str) or not isinstance(status, str) or not (kind or status):
+        return given
+    kind, status = OURS.get(status) or OURS.get(kind) or (kind, status)
+    kind = kind or status.replace(" ", "_").replace("-", "_")
+    named = {**given, "kind": kind, "status": status or kind.replace("_", " ")}
+    named.setdefault("summary", given.get("reason", ""))
+    evidence = given.get("evidence")
+    if isinstance(evidence, dict):  # other versions nest it, and nothing reads the nested values
+        named["evidence"] = {key: value for key, value in evidence.items() if _is_flat(value)}
+    return named
+
+
+def _is_flat(value: Any) -> bool:
+    texts = isinstance(value, list) and all(isinstance(inner, str) for inner in value)
+    return texts or value is None or isinstance(value, (str, int, float))

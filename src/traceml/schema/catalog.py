@@ -4,8 +4,6 @@ No other module spells a phase's key as a literal to decide what to record or to
 phases they are about through the constants below.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

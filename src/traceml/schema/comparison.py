@@ -3,8 +3,6 @@
 Times in ms, memory in bytes, shares 0..1. A delta is always B - A. What could not be compared is None.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Numbers and changes as text. The only place where a share becomes a percentage."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """What a live view shows besides the Summary: whether there is news, and since when the verdict holds."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Modes of a run that its views must know."""
 
-from __future__ import annotations
-
 from typing import Final
 
 WATCH_ONLY: Final = "watch"

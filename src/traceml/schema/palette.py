@@ -3,8 +3,6 @@
 The colours can be told apart by colour-blind people; no view relies on them alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

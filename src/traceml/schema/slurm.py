@@ -1,7 +1,5 @@
 """Which task of a Slurm job this process is, from its environment."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 

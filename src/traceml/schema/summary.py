@@ -1,7 +1,5 @@
 """The Summary: every view is made from it. Times in ms, memory in bytes, shares 0..1, missing is None."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Final
 

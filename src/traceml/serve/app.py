@@ -1,7 +1,5 @@
 """What can be asked for below the token: the page, the list of runs, a run, its news, a comparison."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from traceml.errors import CommandError, printable, say_once
-from traceml.runs.listing import listed
+from traceml.runs.listing import listed, names_of_folders
 from traceml.runs.manifest import MANIFEST, SUMMARY_JSON
 from traceml.schema.summary import ListedRun
 from traceml.serve.watched import TooManyRuns, Watched, Watchers, pieces
@@ -46,12 +44,9 @@ class Site:
             Route("/api/run/{name}/events", self._stream),
             Route("/api/compare", self._show_comparison),
         ]
-        handlers: dict[Any, Any] = {
-            HTTPException: _refused,
-            CommandError: _unusable,
-            TooManyRuns: _busy,
-            Exception: _failed,
-        }
+        handlers: dict[Any, Any] = dict.fromkeys(
+            (HTTPException, CommandError, TooManyRuns, Exception), _refused
+        )
         app = Starlette(routes=routes, exception_handlers=handlers)
         app.router.redirect_slashes = False  # a redirect would leave out the token
         return app
@@ -100,14 +95,9 @@ class Site:
 
     def _runs(self) -> list[ListedRun]:
         """As `traceml runs` lists them, newest first; a summary that has not changed is not read again."""
-        try:
-            with os.scandir(self._logs) as entries:
-                names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-        except OSError as problem:
-            raise CommandError(f"{self._logs}: cannot be read ({problem.strerror})") from None
         found: dict[str, tuple[tuple[int, ...], ListedRun]] = {}
         runs = []
-        for name in names:
+        for name in names_of_folders(self._logs, links=False):
             mark, known = _mark(self._logs / name / SUMMARY_JSON), self._known.get(name)
             run = known[1] if known and mark and known[0] == mark else listed(self._logs / name)
             if run is not None:
@@ -135,18 +125,13 @@ def _error(status: int, line: str) -> Response:
     return _sent(msgspec.json.encode({"error": printable(line)}), JSON, status)
 
 
-async def _refused(_: Request, problem: HTTPException) -> Response:
-    return _error(problem.status_code, problem.detail)
-
-
-async def _unusable(_: Request, problem: CommandError) -> Response:
-    return _error(409, str(problem))
-
-
-async def _busy(_: Request, __: TooManyRuns) -> Response:
-    return _error(503, "too many runs are open; close some pages")
-
-
-async def _failed(_: Request, problem: Exception) -> Response:
+async def _refused(_: Request, problem: Exception) -> Response:
+    """The line for each kind of error."""
+    if isinstance(problem, HTTPException):
+        return _error(problem.status_code, problem.detail)
+    if isinstance(problem, CommandError):
+        return _error(409, str(problem))
+    if isinstance(problem, TooManyRuns):
+        return _error(503, "too many runs are open; close some pages")
     say_once(f"the dashboard failed to answer ({type(problem).__name__}: {problem})")
     return _error(500, "this failed; the terminal of the server says why")

@@ -1,7 +1,5 @@
 """Who may ask: only whoever knows the token, and only from our own page. Everybody else learns nothing."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

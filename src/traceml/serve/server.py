@@ -1,7 +1,5 @@
 """The socket and the server on it: quiet, bounded, and gone when whoever started it is gone."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging
@@ -26,9 +24,8 @@ SILENT_S: Final = 10.0
 HELD_BYTES: Final = 128 * 1024
 UNREAD_S: Final = 20.0
 """A client that reads nothing for this long is dropped."""
-LAST_LOOK_S: Final = 1.5
-LAST_WORD_S: Final = 1
-"""Together less than the END_S that `traceml run` waits for a view."""
+LAST_WORD_S: Final = 2
+"""For the last look at each run. Less than the END_S that `traceml run` waits for a server."""
 THREADS: Final = 4
 
 
@@ -86,7 +83,7 @@ class _Server(uvicorn.Server):
         self._when_up()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._watchers.close(LAST_LOOK_S)
+        self._watchers.close()
         await super().shutdown(sockets)
 
     def end_with_standard_input(self) -> None:

@@ -3,8 +3,6 @@
 Nothing is queued: there is one newest message per run, and a page that reads slowly skips some.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator
@@ -47,45 +45,42 @@ async def pieces(data: bytes) -> AsyncIterator[bytes]:
 
 
 class Watched:
-    """One run, its newest message and everybody who waits for the next."""
+    """One run, and its newest message."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, closing: asyncio.Event) -> None:
         self._run = LiveRun(folder)
-        self._message = b""
+        self._look = failsafe("looking at a run", (b"", False, "this run cannot be shown"))(self._look_once)
+        self._looking: asyncio.Task[None] | None = None
+        self._message, self._is_over = b"", False
         self._problem: str | None = None
-        self._looked_at = 0.0
-        self._is_over = False  # the run
-        self._is_done = False  # our looking at it
-        self._news = asyncio.Event()
-        self._wanted = asyncio.Event()
-        self._hurry = asyncio.Event()
-        self._watchers = 0
+        self._due, self._used_at = 0.0, time.monotonic()
+        self._closing = closing
+        self._is_last = False  # our looking at it
 
-    async def follow(self) -> None:
-        """Look again and again, while somebody wants to know and until the run or the server ends."""
-        look = failsafe("looking at a run", (b"", False, "this run cannot be shown"))(self._look)
-        try:
-            while not self._is_done:
-                is_last, began = self._hurry.is_set(), time.monotonic()
-                message, self._is_over, self._problem = await asyncio.to_thread(look)
-                self._message, self._looked_at = message or self._message, time.monotonic()
-                self._is_done = is_last or self._is_over or self._problem is not None
-                self._tell()
-                if not self._is_done:
-                    # Thousands of ranks take about a second to read; that must not keep a core busy for good.
-                    took = self._looked_at - began
-                    await _happens(self._hurry, max(EVERY_S - took, took / 4))
-                    if not await _happens(self._wanted, FORGET_S):
-                        return
-                    if not self._watchers:
-                        self._wanted.clear()
-            if not is_last:
-                await _happens(self._hurry, KEPT_S)
-        finally:
-            self._is_done = True
-            self._tell()
+    async def newest(self) -> bytes:
+        """The newest message, at most a moment old. CommandError if the run cannot be read."""
+        self._used_at = time.monotonic()
+        while self._is_stale():
+            if self._looking is None or self._looking.done():
+                self._looking = asyncio.create_task(self._look_again())
+            await asyncio.shield(self._looking)  # others wait for it too
+        if self._problem is not None:
+            raise CommandError(self._problem)
+        return self._message
 
-    def _look(self) -> tuple[bytes, bool, str | None]:
+    def _is_stale(self) -> bool:
+        """Whether it is time for another look. When the server ends there is one more, and then none."""
+        is_due = self._closing.is_set() or time.monotonic() >= self._due
+        return is_due and not self._is_over and not self._is_last
+
+    async def _look_again(self) -> None:
+        is_last, began = self._closing.is_set(), time.monotonic()
+        self._message, self._is_over, self._problem = await asyncio.to_thread(self._look)
+        # Thousands of ranks take about a second to read; that must not keep a core busy for good.
+        now = time.monotonic()
+        self._due, self._is_last = max(began + EVERY_S, now + (now - began) / 4), is_last
+
+    def _look_once(self) -> tuple[bytes, bool, str | None]:
         """In a thread: the message, whether it is the last one, and why there is none."""
         try:
             try:
@@ -98,82 +93,62 @@ class Watched:
             return b"", False, f"the recording cannot be read ({problem.strerror})"
         return message_of(live), live.is_over, None
 
-    def _tell(self) -> None:
-        """Wake everybody who waits; whoever waits from now on waits for the next look."""
-        self._news.set()
-        self._news = asyncio.Event()
-
-    def hurry(self) -> None:
-        """Look once more at once, and then no more."""
-        self._hurry.set()
-        self._wanted.set()
-
-    async def newest(self) -> bytes:
-        """The newest message, at most a moment old. CommandError if the run cannot be read."""
-        if not self._is_done and time.monotonic() - self._looked_at > EVERY_S:
-            self._wanted.set()
-            await self._news.wait()
-        if self._problem is not None:
-            raise CommandError(self._problem)
-        return self._message
-
     async def events(self) -> AsyncIterator[bytes]:
         """The stream of one page: each message that it is fast enough to read, and the end of the run."""
-        self._watchers += 1
-        self._wanted.set()
-        sent = b""
+        sent, sent_at = b"", time.monotonic()
+        while True:
+            try:
+                message = await self.newest()
+            except CommandError:
+                return  # the page asks again, and is told why
+            if message is not sent and message != sent:
+                sent, sent_at = message, time.monotonic()
+                yield b"data: "
+                async for piece in pieces(message):
+                    yield piece
+                yield b"\n\n"
+            elif time.monotonic() - sent_at > BEAT_S:
+                sent_at = time.monotonic()
+                yield BEAT
+            if self._message == sent and (self._is_over or self._is_last):
+                break
+            await self._rest()
+        if self._is_over:
+            yield END
+
+    async def _rest(self) -> None:
+        """Until the next look, or until the server ends."""
         try:
-            while True:
-                news, message = self._news, self._message
-                if message is not sent and message != sent:
-                    sent = message
-                    yield b"data: "
-                    async for piece in pieces(message):
-                        yield piece
-                    yield b"\n\n"
-                elif self._is_done:
-                    break
-                elif not await _happens(news, BEAT_S):
-                    yield BEAT
-            if self._is_over:
-                yield END
-        finally:
-            self._watchers -= 1
+            await asyncio.wait_for(self._closing.wait(), max(self._due - time.monotonic(), 0.01))
+        except asyncio.TimeoutError:
+            return
+
+    def is_forgotten(self) -> bool:
+        """Whether nobody has asked for it in a while; or it ended, and may have been replaced since."""
+        now = time.monotonic()
+        return now - self._used_at > FORGET_S or (self._is_over and now - self._due > KEPT_S)
 
 
 class Watchers:
     """All watched runs. Forgets those that nobody has asked for in a while."""
 
     def __init__(self) -> None:
-        self._open: dict[Path, tuple[Watched, asyncio.Task[None]]] = {}
+        self._open: dict[Path, Watched] = {}
+        self._closing = asyncio.Event()
 
     def watch(self, folder: Path) -> Watched:
-        """The run in this folder, from now on followed."""
+        """The run in this folder."""
+        self._forget()
+        asyncio.get_running_loop().call_later(2 * FORGET_S, self._forget)
         if folder not in self._open:
             if len(self._open) >= MOST_RUNS:
                 raise TooManyRuns
-            watched = Watched(folder)
-            self._open[folder] = (watched, asyncio.create_task(self._follow(folder, watched)))
-        return self._open[folder][0]
+            self._open[folder] = Watched(folder, self._closing)
+        return self._open[folder]
 
-    async def _follow(self, folder: Path, watched: Watched) -> None:
-        try:
-            await watched.follow()
-        finally:
-            del self._open[folder]
+    def _forget(self) -> None:
+        self._open = {folder: run for folder, run in self._open.items() if not run.is_forgotten()}
 
-    async def close(self, within_s: float) -> None:
-        """The last message of every run, for whoever watches it."""
-        for watched, _ in self._open.values():
-            watched.hurry()
-        if tasks := {task for _, task in self._open.values()}:
-            await asyncio.wait(tasks, timeout=within_s)
-
-
-async def _happens(event: asyncio.Event, within_s: float) -> bool:
-    """Whether it happens in that time."""
-    try:
-        await asyncio.wait_for(event.wait(), within_s)
-    except asyncio.TimeoutError:
-        return False
-    return True
+    def close(self) -> None:
+        """Let every stream end, with the last message of its run."""
+        self._closing.set()

@@ -3,8 +3,6 @@
 Names and units are OpenTelemetry's, in base units; the Prometheus names follow from them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final

@@ -1,7 +1,5 @@
 """OpenTelemetry: the figures as OTLP/HTTP JSON, posted to a collector."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Prometheus: the figures in its text format, on an address of this machine."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Callable

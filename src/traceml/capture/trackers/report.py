@@ -5,8 +5,6 @@ is made by the monitor, which is asked for it. Only rank 0 does this. Every wait
 a tracker raises reaches the training.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import json
@@ -175,26 +173,21 @@ def watch_trackers(session: Session, watch: Any) -> None:
         atexit.register(reporter.say_if_nothing)
 
 
-def before(reporter: Reporter, owner: Any, name: str, call: Callable[..., None]) -> None:
-    """From now on `call` gets the arguments of `owner.name` just before that is called."""
-    original, call = getattr(owner, name), reporter.guard(call)
+def observe(
+    reporter: Reporter,
+    owner: Any,
+    name: str,
+    before: Callable[..., None] = lambda *_, **__: None,
+    after: Callable[..., None] = lambda *_, **__: None,
+) -> None:
+    """From now on `before` gets the arguments of `owner.name`, and `after` also what that returned."""
+    original, before, after = getattr(owner, name), reporter.guard(before), reporter.guard(after)
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        call(*args, **kwargs)
-        return original(*args, **kwargs)
-
-    setattr(owner, name, wrapper)
-
-
-def after(reporter: Reporter, owner: Any, name: str, call: Callable[..., None]) -> None:
-    """From now on `call` gets what `owner.name` returned, then its arguments."""
-    original, call = getattr(owner, name), reporter.guard(call)
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        before(*args, **kwargs)
         returned = original(*args, **kwargs)
-        call(returned, *args, **kwargs)
+        after(returned, *args, **kwargs)
         return returned
 
     setattr(owner, name, wrapper)

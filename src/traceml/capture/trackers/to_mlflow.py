@@ -1,12 +1,10 @@
 """MLflow: figures become metrics and tags, the files artifacts in the folder `traceml`."""
 
-from __future__ import annotations
-
 import sys
 import time
 from typing import Any, Final
 
-from traceml.capture.trackers.report import Reporter, Result, after, before
+from traceml.capture.trackers.report import Reporter, Result, observe
 
 MODULES: Final = ("mlflow.tracking.client",)
 FOLDER: Final = "traceml"
@@ -47,8 +45,8 @@ def attach(reporter: Reporter, module: Any) -> None:
     def ends(client: Any, run_id: str, *_: Any, **__: Any) -> None:
         reporter.ends(run_id, MlflowRun(client, run_id))
 
-    after(reporter, module.MlflowClient, "create_run", begins)
-    before(reporter, module.MlflowClient, "set_terminated", ends)
+    observe(reporter, module.MlflowClient, "create_run", after=begins)
+    observe(reporter, module.MlflowClient, "set_terminated", before=ends)
     mlflow = sys.modules["mlflow"]
     run = mlflow.active_run() if hasattr(mlflow, "active_run") else None
     if run is not None:  # torch was imported after it began

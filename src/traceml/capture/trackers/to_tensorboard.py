@@ -1,11 +1,9 @@
 """TensorBoard: figures become scalars, the report a text, the files lie beside the writer's."""
 
-from __future__ import annotations
-
 import shutil
 from typing import Any, Final
 
-from traceml.capture.trackers.report import Reporter, Result, after, before
+from traceml.capture.trackers.report import Reporter, Result, observe
 
 MODULES: Final = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
 
@@ -42,5 +40,5 @@ def attach(reporter: Reporter, module: Any) -> None:
         if id(writer) in reporter.open:
             reporter.ends(id(writer), TensorboardRun(writer))
 
-    after(reporter, module.SummaryWriter, "__init__", begins)
-    before(reporter, module.SummaryWriter, "close", ends)
+    observe(reporter, module.SummaryWriter, "__init__", after=begins)
+    observe(reporter, module.SummaryWriter, "close", before=ends)

@@ -1,10 +1,8 @@
 """Weights & Biases: figures go to the run's summary, the files become an artifact."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
-from traceml.capture.trackers.report import Reporter, Result, after, before
+from traceml.capture.trackers.report import Reporter, Result, observe
 
 MODULES: Final = ("wandb",)
 
@@ -42,8 +40,8 @@ def attach(reporter: Reporter, wandb: Any) -> None:
     def ends(run: Any, *_: Any, **__: Any) -> None:
         reporter.ends(run.id, WandbRun(wandb, run))
 
-    after(reporter, wandb, "init", begins)
-    before(reporter, wandb.Run, "finish", ends)
-    before(reporter, wandb.Run, "__exit__", ends)
+    observe(reporter, wandb, "init", after=begins)
+    observe(reporter, wandb.Run, "finish", before=ends)
+    observe(reporter, wandb.Run, "__exit__", before=ends)
     if wandb.run is not None:  # torch was imported after it began
         begins(wandb.run)

@@ -1,7 +1,5 @@
 """Where node 0 listens: published in the shared run folder, or given."""
 
-from __future__ import annotations
-
 import re
 import socket
 from pathlib import Path

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from traceml.errors import TraceMLError, failsafe
-from traceml.monitor.room import can_start_threads, raise_descriptor_limit
 from traceml.monitor.this_node import ThisNode
 
 if TYPE_CHECKING:  # imported only by a run on several machines
@@ -19,6 +18,7 @@ DRAIN_S: Final = 10.0
 MOST_LISTED: Final = 8
 THREADS: Final = 8
 """Two per ZeroMQ context and one of ours, with room to spare: libzmq aborts where it cannot start its own."""
+MOST_DESCRIPTORS: Final = 65_536
 _TURN_S: Final = 0.25
 _GRACE_S: Final = 5.0
 
@@ -83,3 +83,34 @@ class Relay:
     def _pump(self, end: RelayServer | RelayClient) -> None:
         while not self._stop.is_set():
             end.pump(_TURN_S)
+
+
+def raise_descriptor_limit() -> None:
+    """For this process and what it starts from now on; the command has been started with its own limit."""
+    try:
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if 0 <= soft < MOST_DESCRIPTORS:
+            most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    except (ImportError, OSError, ValueError):
+        pass
+
+
+def can_start_threads(count: int) -> bool:
+    """Try it, with as many at the same time: libzmq ends the whole process if one of its own cannot."""
+    enough = threading.Event()
+    started = []
+    try:
+        for _ in range(count):
+            thread = threading.Thread(target=enough.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+    except RuntimeError:
+        return False
+    finally:
+        enough.set()
+        for thread in started:
+            thread.join()
+    return True

@@ -4,8 +4,6 @@ ZeroMQ keeps the connection. If no answer comes, the socket is thrown away, node
 next question is smaller. Meanwhile the rows stay on this node's disk.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from pathlib import Path

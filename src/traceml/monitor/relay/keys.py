@@ -4,8 +4,6 @@ Who holds the secret can compute all keys. Who does not is turned away and canno
 has its own pair, so that node 0 knows from the handshake which node is speaking.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Brings a node's recording into node 0's run folder if the relay could not."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final

@@ -4,8 +4,6 @@ A name that a peer sends is used only if one of these patterns matches all of it
 the node that the peer proved to be, so a node never reaches files of node 0 or of another node.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Final, NamedTuple
 

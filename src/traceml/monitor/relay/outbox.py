@@ -4,8 +4,6 @@ Nothing is kept in memory but numbers: what node 0 has not acknowledged is read 
 at most one question at a time, and node 0's answer decides where the next one goes on.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import time

@@ -4,8 +4,6 @@ A question brings pieces of files, the answer says how far each file is on node 
 lost, repeated or late: bytes are taken only where node 0's file ends, so at worst they are sent again.
 """
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass
 from typing import Annotated, Final, TypeVar

@@ -4,8 +4,6 @@ Who a peer is comes from its key in the handshake (ZAP), not from what it says. 
 bounded, so that the worst a peer can do is to be disconnected.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -4,8 +4,6 @@ A reader on node 0 always sees a prefix of complete rows, as from a local writer
 taken from the file: there is nothing to remember over a restart. Used by the relay and by the merge.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

@@ -3,8 +3,6 @@
 It reads and draws; it cannot harm the training, which does not know of it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -103,7 +101,7 @@ class LiveApp(App[None]):
         Binding("pagedown", "move(10)"),
         Binding("home", "move(-100000)"),
         Binding("end", "move(100000)"),
-        Binding("q", "leave", priority=True),
+        Binding("q", "quit", priority=True),
         Binding("ctrl+c", "interrupt", priority=True),
         Binding("ctrl+z", "stop_job", priority=True),
     ]
@@ -235,9 +233,7 @@ class LiveApp(App[None]):
 
     def action_over(self, what: str) -> None:
         """Show help or a rank above everything, or go back."""
-        shown = self.shown
-        back = shown.over == what or not what
-        shown.over = "" if back else what
+        self.shown.over = "" if self.shown.over == what else what
         self._arrange()
 
     def action_zoom(self) -> None:
@@ -266,9 +262,6 @@ class LiveApp(App[None]):
 
     def on_mouse_scroll_up(self, _event: MouseScrollUp) -> None:
         self.action_move(-3)
-
-    def action_leave(self) -> None:
-        self.exit()
 
     def action_interrupt(self) -> None:
         """Terminals that report Ctrl-C as a key, not as a signal."""

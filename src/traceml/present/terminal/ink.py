@@ -1,7 +1,5 @@
 """What a terminal can show: colours or none, Unicode or ASCII; and text that cannot break the screen."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The training's own output as a terminal would show it: progress bars in their latest state, no escapes."""
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Which panels there are, what each one shows, and what the keys have changed."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,18 +9,16 @@ from rich.text import Text
 
 from traceml.present import layers as layer_rows
 from traceml.present.terminal.ink import SEVERITY, Ink, line
-from traceml.present.terminal.layers import layer_lines
 from traceml.present.terminal.output import folded
 from traceml.present.terminal.phases import phase_lines
 from traceml.present.terminal.rail import rail
 from traceml.present.terminal.ranks import Sorting, how_many, ordered, rank_detail, rank_lines
 from traceml.present.terminal.resources import memory_lines, process_lines, system_lines
+from traceml.present.terminal.tables import table, width_of
 from traceml.schema import fmt
 from traceml.schema.live import Live
 from traceml.schema.summary import Section, Summary
 
-PANELS: Final = ("time", "memory", "system", "process", "layers", "ranks", "output")
-"""In the order of the screen. Layers are there in deep mode only."""
 TITLES: Final = {
     "time": "Step time",
     "memory": "Step memory",
@@ -32,6 +28,8 @@ TITLES: Final = {
     "ranks": "Ranks",
     "output": "Output",
 }
+PANELS: Final = tuple(TITLES)
+"""In the order of the screen. Layers are there in deep mode only."""
 KEYS: Final = (
     ("space", "pause", "stop and resume the updates; the training goes on"),
     ("tab", "next panel", "tab or n: the next panel; shift+tab: the one before"),
@@ -100,10 +98,7 @@ def draw(name: str, shown: Shown, width: int, height: int) -> list[Text]:
         return _ranks(shown, live.summary, width, height)
     section, lines = TABLES[name]
     found: Section = getattr(live.summary, section)
-    return [
-        _title(name, shown, width, found, _about(name, found)),
-        *lines(live.summary, width, ink),
-    ]
+    return [_title(name, shown, width, found, _about(name, found)), *lines(live.summary, width, ink)]
 
 
 def _about(name: str, section: Section) -> str:
@@ -137,10 +132,8 @@ def _tabs(shown: Shown) -> Text:
     """The names of all panels, for a screen that shows one."""
     parts = []
     for name in panels_of(shown):
-        parts += [
-            shown.ink.text(TITLES[name], "bold reverse" if name == shown.current else "dim"),
-            Text("  "),
-        ]
+        style = "bold reverse" if name == shown.current else "dim"
+        parts += [shown.ink.text(TITLES[name], style), Text("  ")]
     return line(*parts)
 
 
@@ -165,15 +158,19 @@ def _ranks(shown: Shown, summary: Summary, width: int, height: int) -> list[Text
 
 
 def _layers(shown: Shown, summary: Summary, width: int) -> list[Text]:
-    """The layers that take longest."""
-    found = summary.layers
+    """The layers that take longest, in a table that fits the width; then the sums and notes."""
+    found, ink = summary.layers, shown.ink
     if found is None:
         return []
     most = LAYERS_ALONE if shown.alone else LAYERS_BESIDE
-    return [
-        _title("layers", shown, width, about=layer_rows.about(found)),
-        *layer_lines(summary, most, width, shown.ink),
-    ]
+    rows = [layer_rows.heads(summary), *(layer_rows.cells(one, summary) for one in found.layers[:most])]
+    cells = [[ink.text(cell, "" if at else "bold") for cell in row] for at, row in enumerate(rows)]
+    room = max(width - 2 - width_of([row[1:] for row in cells], 2), 12)
+    for row in cells:
+        row[0].truncate(room, overflow="ellipsis")
+    said = [text for one in layer_rows.foot(found, most) for text in textwrap.wrap(one, max(width, 20))]
+    title = _title("layers", shown, width, about=layer_rows.about(found))
+    return [title, *table(cells, left=2), *(ink.text(text, "dim") for text in said)]
 
 
 def panels_of(shown: Shown) -> list[str]:

@@ -1,7 +1,5 @@
 """Where a step's time goes: the table of the reading guide, a ribbon of phases, step time over the run."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from rich.text import Text

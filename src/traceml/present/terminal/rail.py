@@ -1,7 +1,5 @@
 """The verdict first: what is wrong, why, what to do, since when, and whether there is news."""
 
-from __future__ import annotations
-
 import textwrap
 from typing import Final
 
@@ -12,11 +10,7 @@ from traceml.schema import fmt
 from traceml.schema import live as state
 from traceml.schema.live import Live
 
-STATE_STYLES: Final = {
-    state.LIVE: "green",
-    state.STALE: "yellow",
-    state.CRASHED: "red",
-}
+STATE_STYLES: Final = {state.LIVE: "green", state.STALE: "yellow", state.CRASHED: "red"}
 MOST_LINES: Final = 2
 """Of each sentence."""
 
@@ -29,10 +23,7 @@ def rail(live: Live | None, width: int, ink: Ink, note: str = "") -> list[Text]:
     word = SEVERITY.get(first.severity, ("", ""))[0]
     style = ink.severity(first.severity) if first.kind != "NO_DATA" else "bold"
     verdict = line(ink.text(first.status, style), ink.text(f"  {word}" if word else ""))
-    lines = [
-        _head(live, ink, note, width),
-        between(verdict, ink.text(_since(live), "dim"), width),
-    ]
+    lines = [_head(live, ink, note, width), between(verdict, ink.text(_since(live), "dim"), width)]
     for name, said in (("Why", first.summary), ("Next", first.action)):
         lines += _sentence(name, said, width, ink)
     if run.status not in ("running", "completed"):

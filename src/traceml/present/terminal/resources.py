@@ -1,7 +1,5 @@
 """Memory of the steps, the machine, and the training processes: three small tables."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 
@@ -10,17 +8,13 @@ from rich.text import Text
 from traceml.present.terminal.ink import Ink
 from traceml.present.terminal.phases import label_of
 from traceml.present.terminal.tables import table, two_line_heads, width_of
+from traceml.present.text import gauge_rows
 from traceml.schema import fmt
-from traceml.schema.summary import MetricStat, Section, Summary
+from traceml.schema.summary import MetricStat, Summary
 
 SHOWN_OF_SYSTEM: Final = (
-    "cpu_percent",
-    "ram_bytes",
-    "ram_percent",
-    "cpu_throttled_percent",
-    "gpu_util_percent",
-    "gpu_mem_bytes",
-    "gpu_temp_c",
+    *("cpu_percent", "ram_bytes", "ram_percent", "cpu_throttled_percent"),
+    *("gpu_util_percent", "gpu_mem_bytes", "gpu_temp_c"),
 )
 """The rest is in the summary."""
 
@@ -48,12 +42,12 @@ def memory_lines(summary: Summary, width: int, ink: Ink) -> list[Text]:
 def system_lines(summary: Summary, _width: int, ink: Ink) -> list[Text]:
     """The machines: CPU, RAM and, if there are any, GPUs."""
     section = summary.system
-    rows = _gauge_rows(section, summary, "system", "node")
+    rows = gauge_rows(summary, "system", {key: label_of(key, summary) for key in SHOWN_OF_SYSTEM})
     used = section.metrics.get("gpu_mem_percent", MetricStat())
     if used.average is not None:
         more = [""] * (len(rows[0]) - 3)
         rows.append(["GPU headroom", fmt.free_percent(used.average), fmt.free_percent(used.p95), *more])
-    return _plain_table(rows, ink) if len(rows) > 1 else _nothing(ink)
+    return table(_cells(rows, ink)) if len(rows) > 1 else _nothing(ink)
 
 
 def process_lines(summary: Summary, _width: int, ink: Ink) -> list[Text]:
@@ -78,23 +72,7 @@ def process_lines(summary: Summary, _width: int, ink: Ink) -> list[Text]:
             ["  / total", fmt.size(total)],
             ["GPU used imbalance", fmt.skew(used.skew)],
         ]
-    return _plain_table(rows, ink, heads=0)
-
-
-def _gauge_rows(section: Section, summary: Summary, name: str, noun: str) -> list[list[str]]:
-    several = len(section.nodes) > 1
-    rows = [["", "Mean", "p95", *(("Worst", f"Worst {noun}") if several else ())]]
-    units = {row.key: row.unit for row in summary.catalog if row.section == name}
-    for key, stat in section.metrics.items():
-        if stat.average is not None and key in units and key in SHOWN_OF_SYSTEM:
-            show = fmt.BY_UNIT.get(units[key], fmt.count)
-            worst = (show(stat.worst.value), f"{noun} {stat.worst.rank}") if several else ()
-            rows.append([label_of(key, summary), show(stat.average), show(stat.p95), *worst])
-    return rows
-
-
-def _plain_table(rows: Sequence[Sequence[str]], ink: Ink, heads: int = 1) -> list[Text]:
-    return table(_cells(rows, ink, heads))
+    return table(_cells(rows, ink, heads=0))
 
 
 def _cells(rows: Sequence[Sequence[str]], ink: Ink, heads: int = 1) -> list[list[Text]]:

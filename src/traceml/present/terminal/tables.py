@@ -1,7 +1,5 @@
 """Aligned columns of styled cells: names on the left, numbers on the right."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.text import Text
@@ -16,13 +14,9 @@ def width_of(rows: Sequence[Row], gap: int) -> int:
     return max(line.cell_len for line in table(rows, gap))
 
 
-def _widths(rows: Sequence[Row]) -> list[int]:
-    return [max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)]
-
-
 def table(rows: Sequence[Row], gap: int = 2, left: int = 1) -> list[Text]:
     """The lines of a table; the first `left` columns start on the left, the others end on the right."""
-    widths = _widths(rows)
+    widths = [max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
         parts = []

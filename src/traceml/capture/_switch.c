@@ -926,7 +926,9 @@ static PyObject *timed(Seam *m, int way, PyObject *const *args, size_t nargsf, P
     if (result == NULL) {
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
-        if ((m->kind == SEAM_EXCHANGE ? return_to(s, outer) : leave(s, outer)) < 0) PyErr_Clear();
+        /* A loader that has no more batches: we are still where we were. */
+        int stays = m->kind == SEAM_EXCHANGE || m->kind == SEAM_FETCH;
+        if ((stays ? return_to(s, outer) : leave(s, outer)) < 0) PyErr_Clear();
         PyErr_Restore(type, value, trace);
         if (m->kind != SEAM_FETCH && m->kind != SEAM_PHASE) tell_failed(m);
         return NULL;

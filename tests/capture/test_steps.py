@@ -57,19 +57,25 @@ def test_the_recording_says_whether_the_c_switch_made_it(recorder: Recorder, mak
 
 @pytest.mark.skipif(c_module is None, reason="only the C switch measures itself")
 @pytest.mark.timed
-def test_recording_measures_its_own_cost_in_real_steps(recorder: Recorder, make_training: Make) -> None:
+@pytest.mark.parametrize("epochs", [1, 6], ids=["one epoch", "sampled steps begin an epoch"])
+def test_recording_measures_its_own_cost_in_real_steps(
+    recorder: Recorder, make_training: Make, epochs: int
+) -> None:
     """Every 16th step, from the ninth on, adds up what recording took: more than nothing, less than the step.
 
-    Submodules are counted too: their calls are wrapped, and only pass.
+    Submodules are counted too: their calls are wrapped, and only pass. A new epoch in such a step, whose
+    `iter(loader)` Python times, ends the sum of none.
     """
-    model, optimizer, loader = make_training(48)
-    for x, y in loader:
-        step(nn.Sequential(model), optimizer, x, y)
+    model, optimizer, loader = make_training(48 // epochs)
+    for _ in range(epochs):
+        for x, y in loader:
+            step(nn.Sequential(model), optimizer, x, y)
     tail = Tail(recorder.folder)
     (rank,) = tail.read().ranks
     (live,) = (r.live for r in tail.local_ranks())
     assert live.own_steps == 3
     assert live.own_passes >= 3, "at least one submodule per step"
+    assert live.own_ns > 3_000
     assert rank.own_ns is not None
     assert 1_000 < rank.own_ns < np.median(rank.rows["end_ns"] - rank.rows["begin_ns"])
 

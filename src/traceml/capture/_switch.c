@@ -964,7 +964,8 @@ static PyObject *phase_call(Seam *m, PyObject *const *args, size_t nargsf, PyObj
         s->own[OWN_PASSES] += s->sampled;
         return call(m->original, args, nargsf, names);
     }
-    int64_t began = s->sampled && !s->first_start ? now_ns(s) : 0; /* of an outermost call */
+    int64_t began = s->sampled && s->current >= cfg.first_user ? now_ns(s) : 0; /* of an outermost call */
+    if (began) s->first_start = 0; /* one of a call that Python timed may be left */
     PyObject *result = way == LOOK ? call(m->twin, args, nargsf, names) : timed(m, way, args, nargsf, names);
     if (began) {
         if (s->first_start > began) {

@@ -213,7 +213,7 @@ def test_running_job_without_steps_has_no_note() -> None:
         ({"rows": made.steps(50, extra_flags=c.FLAG_STEP_INFERRED, **USUAL)}, "Steps are inferred"),
         (
             {"rows": made.steps(50, **{**USUAL, "forward": [900.0, *[4.0] * 49]})},
-            "Left out as warm-up: 1 step(s)",
+            "Left out as warm-up: 1 step",
         ),
     ],
 )

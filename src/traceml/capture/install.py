@@ -35,6 +35,7 @@ FRAMEWORKS: Final = {
     "accelerate.data_loader": "accelerate",
     "deepspeed.runtime.engine": "deepspeed",
     "ray.train.v2.torch.torch_trainer": "ray",
+    "keras.src.optimizers.base_optimizer": "keras",
 }
 """A module of a framework, and the file of `traceml.integrations` that knows it, loaded after it."""
 

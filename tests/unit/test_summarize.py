@@ -297,7 +297,7 @@ def test_overhead_is_reported() -> None:
 
 def test_overhead_is_what_was_measured_in_real_steps() -> None:
     """Where recording measured itself, that is reported, and not the estimate of when it began."""
-    rank = made.rank(made.steps(50, **USUAL), own_ns=3_000.0, overhead={"switch_ns": 1000, "row_ns": 5000})
+    rank = made.rank(made.steps(50, **USUAL), own_scale=0.3, overhead={"switch_ns": 1000, "row_ns": 5000})
     assert summary_of(rank).overhead.us_per_step == pytest.approx(3.0)
 
 

@@ -98,8 +98,9 @@ typedef struct {
     long long attention;                     /* the next calls need more than the fast path: their Python twin runs */
     long long fast_end, leader, reading_due; /* steps that this optimizer ends before `reading_due` need no Python */
     long long visit;                         /* nor do steps before this one */
-    /* What this costs itself, in one of SAMPLE_EVERY steps: time, steps, calls that only passed; see own_cost_shown. */
-    int64_t own[3], first_start;
+    /* What this costs itself, in one of SAMPLE_EVERY steps: time, steps, calls that only passed, calls
+     * that were timed; see own_cost_shown. */
+    int64_t own[4], first_start;
     int sampled;
     Py_buffer rows;
     int has_rows;
@@ -119,9 +120,10 @@ typedef struct {
 
 static volatile int truncated; /* somebody cut off the file that the rows go to */
 
-enum { OWN_NS, OWN_STEPS, OWN_PASSES };
+enum { OWN_NS, OWN_STEPS, OWN_PASSES, OWN_SWITCHES };
 #define SAMPLE_EVERY 16
 #define OWN_AT 24           /* in the live area, behind the phase: layout.LIVE_OWN */
+#define OWN_SWITCHES_AT 56  /* layout.LIVE_OWN_SWITCHES */
 #define OWN_MOST_NS 200000  /* longer: something else had the core meanwhile */
 
 static int64_t read_ns(clockid_t id) {
@@ -177,8 +179,10 @@ static inline void show(Switch *s) {
 }
 
 static void own_cost_shown(Switch *s) {
-    if (s->has_live && s->live.len >= s->live_at + OWN_AT + (Py_ssize_t)sizeof s->own)
-        memcpy((char *)s->live.buf + s->live_at + OWN_AT, s->own, sizeof s->own);
+    if (!s->has_live || s->live.len < s->live_at + OWN_SWITCHES_AT + 8) return;
+    char *to = (char *)s->live.buf + s->live_at;
+    memcpy(to + OWN_AT, s->own, OWN_SWITCHES * sizeof *s->own);
+    memcpy(to + OWN_SWITCHES_AT, s->own + OWN_SWITCHES, sizeof *s->own);
 }
 
 static inline void own_cost(Switch *s, int64_t ns) {
@@ -518,6 +522,7 @@ static void write_row(Switch *s, int64_t now, long long flags) {
     if (truncated) s->attention = 1; /* the next end of a step says so */
     if (s->sampled) {
         s->own[OWN_STEPS] += 1;
+        s->own[OWN_SWITCHES] += s->switches;
         own_cost_shown(s);
     }
     s->sampled = !s->own_clock && s->sequence % SAMPLE_EVERY == SAMPLE_EVERY / 2;

@@ -34,8 +34,8 @@ FRAMEWORKS: Final = {
     "lightning.pytorch.loops.fetchers": "lightning",
     "accelerate.data_loader": "accelerate",
     "deepspeed.runtime.engine": "deepspeed",
-    "ray.train.v2.torch.torch_trainer": "ray",
     "keras.src.optimizers.base_optimizer": "keras",
+    "ray.train.v2.torch.torch_trainer": "ray",
 }
 """A module of a framework, and the file of `traceml.integrations` that knows it, loaded after it."""
 

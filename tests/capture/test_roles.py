@@ -205,6 +205,56 @@ def test_the_trained_model_in_eval_mode_after_every_step_is_validation(recorder:
     assert not any(recorder.ms("no_grad"))
 
 
+@pytest.mark.parametrize("loaded", [False, True], ids=["one tensor", "loader"])
+def test_the_trained_model_evaluated_with_gradients_on_is_validation(
+    recorder: Recorder, make_training: Make, loaded: bool
+) -> None:
+    """Scripts that forget no_grad: the pass before the step feeds no backward pass, so it is not forward."""
+    _, _, loader = make_training(8)
+    model = Sleeper()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x, y = torch.randn(4, 8), torch.randn(4, 1)
+    for batch in loader if loaded else [(x, y)] * 8:
+        model.train()
+        train(model, optimizer, *batch)
+        model.eval()
+        model(x)
+    assert min(recorder.ms("validation")[1:]) > 0.95 * NAP_MS
+    assert max(recorder.ms("forward")) < 1.9 * NAP_MS
+
+
+def test_a_model_that_trains_in_eval_mode_is_forward(recorder: Recorder, make_training: Make) -> None:
+    """Frozen batch norm: after an epoch in training mode the same model trains in eval mode."""
+    _, _, loader = make_training(6)
+    model = Sleeper()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for mode in (True, False):
+        model.train(mode)
+        for x, y in loader:
+            train(model, optimizer, x, y)
+    assert min(recorder.ms("forward")) > 0.95 * NAP_MS
+    assert not any(recorder.ms("validation"))
+
+
+def test_time_after_a_loop_is_not_between_a_batch_and_its_forward_pass(
+    recorder: Recorder, make_training: Make
+) -> None:
+    """Work at the end of an epoch follows the last step; after an evaluation it is around that."""
+    model, optimizer, loader = make_training(6)
+    for _ in range(3):
+        for x, y in loader:
+            train(model, optimizer, x, y)
+        time.sleep(NAP_MS / 1000)
+        for x, _ in loader:
+            with torch.no_grad():
+                model(x)
+        time.sleep(2 * NAP_MS / 1000)
+    epochs = recorder.rows()[6::6]
+    assert (epochs["wait_start"] > 0.95e6 * NAP_MS).all()
+    assert (epochs["wait_other"] > 1.95e6 * NAP_MS).all()
+    assert (epochs["wait_input"] < 0.9e6 * NAP_MS).all()
+
+
 def test_evaluation_after_hand_written_updates_is_validation(recorder: Recorder, make_training: Make) -> None:
     """No optimizer is known, so the step is still open when the evaluation begins; its loader is no input."""
     model, _, loader = make_training(20)

@@ -57,21 +57,53 @@ def test_the_recording_says_whether_the_c_switch_made_it(recorder: Recorder, mak
 
 @pytest.mark.skipif(c_module is None, reason="only the C switch measures itself")
 @pytest.mark.timed
-def test_recording_measures_its_own_cost_in_real_steps(recorder: Recorder, make_training: Make) -> None:
+@pytest.mark.parametrize("epochs", [1, 6], ids=["one epoch", "sampled steps begin an epoch"])
+def test_recording_measures_its_own_cost_in_real_steps(
+    recorder: Recorder, make_training: Make, epochs: int
+) -> None:
     """Every 16th step, from the ninth on, adds up what recording took: more than nothing, less than the step.
 
-    Submodules are counted too: their calls are wrapped, and only pass.
+    Submodules are counted too: their calls are wrapped, and only pass. A new epoch in such a step, whose
+    `iter(loader)` Python times, ends the sum of none.
     """
-    model, optimizer, loader = make_training(48)
-    for x, y in loader:
-        step(nn.Sequential(model), optimizer, x, y)
+    model, optimizer, loader = make_training(48 // epochs)
+    for _ in range(epochs):
+        for x, y in loader:
+            step(nn.Sequential(model), optimizer, x, y)
     tail = Tail(recorder.folder)
     (rank,) = tail.read().ranks
     (live,) = (r.live for r in tail.local_ranks())
     assert live.own_steps == 3
     assert live.own_passes >= 3, "at least one submodule per step"
-    assert rank.own_ns is not None
-    assert 1_000 < rank.own_ns < np.median(rank.rows["end_ns"] - rank.rows["begin_ns"])
+    assert live.own_ns > 3_000
+    assert live.own_ns < live.own_steps * np.median(rank.rows["end_ns"] - rank.rows["begin_ns"])
+    costs = rank.header["overhead"]
+    expected_ns = live.own_switches * costs["switch_ns"] + live.own_steps * costs["row_ns"]
+    assert rank.own_scale is not None
+    assert rank.own_scale * expected_ns > live.own_ns
+
+
+@pytest.mark.skipif(c_module is None, reason="only the C switch measures itself")
+@pytest.mark.timed
+def test_our_cost_in_sampled_steps_is_not_taken_for_that_of_others(
+    recorder: Recorder, make_training: Make
+) -> None:
+    """A rollout every 16 steps, always in a sampled one: the other steps cost what their few calls cost."""
+    model, optimizer, loader = make_training(48)
+    for index, (x, y) in enumerate(loader):
+        if index % 16 == 8:
+            for _ in range(200):
+                with torch.no_grad():
+                    model(x)
+        step(model, optimizer, x, y)
+    tail = Tail(recorder.folder)
+    (rank,) = tail.read().ranks
+    (live,) = (r.live for r in tail.local_ranks())
+    assert live.own_switches > 3 * 200
+    assert rank.own_scale is not None
+    costs = rank.header["overhead"]
+    usual_ns = np.median(rank.rows["switches"]) * costs["switch_ns"] + costs["row_ns"]
+    assert rank.own_scale * usual_ns < 0.25 * live.own_ns / live.own_steps
 
 
 @pytest.mark.parametrize("busy", [True, False])

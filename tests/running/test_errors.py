@@ -33,6 +33,7 @@ from traceml.capture.c_module import c_module
         (["run", "--interval", "fast", "train.py"], "use a number"),
         (["run", "--interval=-1", "train.py"], "use seconds from"),
         (["run", "--mode", "loud", "train.py"], "--mode: unknown value 'loud'; use one of: summary"),
+        (["run", "train.py", "--mode", "test"], "If it is an argument of the script, put --args before it"),
         (["run", "--run-name"], "needs a value"),
         (["dance"], "unknown command 'dance'"),
         (["view", "nowhere"], "no such file, run folder, or run under logs/"),

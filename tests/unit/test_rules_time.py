@@ -207,7 +207,7 @@ def test_wait_heavy_names_its_largest_part(parts: dict[str, Any], words: str) ->
 def test_unattributed_wait_names_its_place_in_the_loop() -> None:
     """If nothing explains the wait, at least its place in the loop is reported."""
     found = first(window(wait=30.0, place="wait_backward", **COMPUTE))
-    assert "100.0 % of it is between the backward pass and the optimizer step" in found.summary
+    assert "100.0 % of it is after the backward pass" in found.summary
 
 
 @pytest.mark.parametrize("key", ["checkpoint", "validation"])

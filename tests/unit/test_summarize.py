@@ -213,7 +213,7 @@ def test_running_job_without_steps_has_no_note() -> None:
         ({"rows": made.steps(50, extra_flags=c.FLAG_STEP_INFERRED, **USUAL)}, "Steps are inferred"),
         (
             {"rows": made.steps(50, **{**USUAL, "forward": [900.0, *[4.0] * 49]})},
-            "Left out as warm-up: 1 step(s)",
+            "Left out as warm-up: 1 step",
         ),
     ],
 )
@@ -297,7 +297,7 @@ def test_overhead_is_reported() -> None:
 
 def test_overhead_is_what_was_measured_in_real_steps() -> None:
     """Where recording measured itself, that is reported, and not the estimate of when it began."""
-    rank = made.rank(made.steps(50, **USUAL), own_ns=3_000.0, overhead={"switch_ns": 1000, "row_ns": 5000})
+    rank = made.rank(made.steps(50, **USUAL), own_scale=0.3, overhead={"switch_ns": 1000, "row_ns": 5000})
     assert summary_of(rank).overhead.us_per_step == pytest.approx(3.0)
 
 

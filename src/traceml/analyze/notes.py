@@ -91,7 +91,7 @@ def _about_the_window(window: Window) -> list[str]:
     if window.count and window.warmup and window.warmup[0] > 2 * typical_ms:
         together = f", {fmt.ms(sum(window.warmup))} together" if len(window.warmup) > 1 else ""
         notes.append(
-            f"Left out as warm-up: {len(window.warmup)} step(s){together}. The first step took "
+            f"Left out as warm-up: {fmt.steps(len(window.warmup))}{together}. The first step took "
             f"{fmt.ms(window.warmup[0])}, a typical step takes {fmt.ms(typical_ms)}."
         )
     if window.cpu_delay_share >= NOTABLE_CPU_DELAY:
@@ -185,7 +185,7 @@ def _restarts(earlier: Sequence[Attempt], times: int) -> list[str]:
     end = "" if why.endswith((".", "!", "?")) else "."
     return [
         f"The same ranks ran {fmt.count(times)} times; these numbers cover the last time only. The time "
-        f"before, they completed {fmt.count(last.steps)} step(s){why}{end}"
+        f"before, they completed {fmt.steps(last.steps)}{why}{end}"
     ]
 
 

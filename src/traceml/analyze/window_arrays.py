@@ -54,10 +54,7 @@ class WindowArrays:
                 [[float(cost.get("switch_ns", 0))] for cost in costs]
             )
             self.overhead_ns[at] += np.array([[float(cost.get("row_ns", 0))] for cost in costs])
-            measured = np.array([[r.own_ns or np.nan] for r in self._recordings[at]])
-            estimated = self.overhead_ns[at].mean(axis=1, keepdims=True)
-            scale = measured / np.maximum(estimated, 1.0)
-            self.overhead_ns[at] *= np.where(np.isnan(scale), 1.0, scale)
+            self.overhead_ns[at] *= np.array([[r.own_scale or 1.0] for r in self._recordings[at]])
 
     def _fill_host(self, at: slice, rows: Rows) -> None:
         flags = rows["flags"]

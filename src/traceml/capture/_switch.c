@@ -107,7 +107,9 @@ typedef struct {
     Py_buffer rows;
     int has_rows;
     Py_ssize_t row_at, row_end, row_size;
-    int64_t own[3]; /* what this costs itself, in one of SAMPLE_EVERY steps: time, steps, calls that only passed */
+    /* What this costs itself, in one of SAMPLE_EVERY steps: time, steps, calls that only passed, calls that were
+     * timed; see own_cost_shown. */
+    int64_t own[4];
     long long cpu_since, blocked_since, nodes_since, phase_began, phase_nodes, step_nodes; /* long gaps: see _end_gap in switch.py */
     double node_forward, node_backward;
     PyObject *count_nodes;  /* None or callable(): operations that autograd has recorded */
@@ -120,9 +122,10 @@ typedef struct {
 
 static volatile int truncated; /* somebody cut off the file that the rows go to */
 
-enum { OWN_NS, OWN_STEPS, OWN_PASSES };
+enum { OWN_NS, OWN_STEPS, OWN_PASSES, OWN_SWITCHES };
 #define SAMPLE_EVERY 16
 #define OWN_AT 24           /* in the live area, behind the phase: layout.LIVE_OWN */
+#define OWN_SWITCHES_AT 56  /* layout.LIVE_OWN_SWITCHES */
 #define OWN_MOST_NS 200000  /* longer: something else had the core meanwhile */
 
 static int64_t read_ns(clockid_t id) {
@@ -178,8 +181,10 @@ static inline void show(Switch *s) {
 }
 
 static void own_cost_shown(Switch *s) {
-    if (s->has_live && s->live.len >= s->live_at + OWN_AT + (Py_ssize_t)sizeof s->own)
-        memcpy((char *)s->live.buf + s->live_at + OWN_AT, s->own, sizeof s->own);
+    if (!s->has_live || s->live.len < s->live_at + OWN_SWITCHES_AT + 8) return;
+    char *to = (char *)s->live.buf + s->live_at;
+    memcpy(to + OWN_AT, s->own, OWN_SWITCHES * sizeof *s->own);
+    memcpy(to + OWN_SWITCHES_AT, s->own + OWN_SWITCHES, sizeof *s->own);
 }
 
 static inline void own_cost(Switch *s, int64_t ns) {
@@ -519,6 +524,7 @@ static void write_row(Switch *s, int64_t now, long long flags) {
     if (truncated) s->attention = 1; /* the next end of a step says so */
     if (s->sampled) {
         s->own[OWN_STEPS] += 1;
+        s->own[OWN_SWITCHES] += s->switches;
         own_cost_shown(s);
     }
     s->sampled = !s->own_clock && s->sequence % SAMPLE_EVERY == SAMPLE_EVERY / 2;
@@ -930,7 +936,9 @@ static PyObject *timed(Seam *m, int way, PyObject *const *args, size_t nargsf, P
     if (result == NULL) {
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
-        if ((m->kind == SEAM_EXCHANGE ? return_to(s, outer) : leave(s, outer)) < 0) PyErr_Clear();
+        /* A loader that has no more batches: we are still where we were. */
+        int stays = m->kind == SEAM_EXCHANGE || m->kind == SEAM_FETCH;
+        if ((stays ? return_to(s, outer) : leave(s, outer)) < 0) PyErr_Clear();
         PyErr_Restore(type, value, trace);
         if (m->kind != SEAM_FETCH && m->kind != SEAM_PHASE) tell_failed(m);
         return NULL;
@@ -966,7 +974,8 @@ static PyObject *phase_call(Seam *m, PyObject *const *args, size_t nargsf, PyObj
         s->own[OWN_PASSES] += s->sampled;
         return call(m->original, args, nargsf, names);
     }
-    int64_t began = s->sampled && !s->first_start ? now_ns(s) : 0; /* of an outermost call */
+    int64_t began = s->sampled && s->current >= cfg.first_user ? now_ns(s) : 0; /* of an outermost call */
+    if (began) s->first_start = 0; /* one of a call that Python timed may be left */
     PyObject *result = way == LOOK ? call(m->twin, args, nargsf, names) : timed(m, way, args, nargsf, names);
     if (began) {
         if (s->first_start > began) {

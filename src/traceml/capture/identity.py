@@ -54,12 +54,12 @@ def _packages() -> dict[str, str]:
     return {n: str(getattr(m, "__version__", "")) for n, m in loaded if m is not None}
 
 
-def trained_parameters(optimizer: Any) -> int:
-    """How many numbers this optimizer trains."""
+def trained_parameters(optimizer: Any) -> int | None:
+    """How many numbers this optimizer trains, if it tells (Keras's does not)."""
     groups = getattr(optimizer, "param_groups", None)
     if groups is None and hasattr(optimizer, "parameters"):  # DeepSpeed's engine, which is a module
         groups = [{"params": optimizer.parameters()}]
-    return sum(int(p.numel()) for group in groups or () for p in group["params"])
+    return sum(int(p.numel()) for group in groups for p in group["params"]) if groups else None
 
 
 def describe_process(torch: Any) -> dict[str, Any]:

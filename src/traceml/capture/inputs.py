@@ -73,6 +73,7 @@ class Inputs:
         self.early = EarlyBatch(torch)
         self._trained_rows = 0
         self._trained: weakref.ref[Any] | None = None  # a module that was trained
+        self._evaluated: weakref.ref[Any] | None = None  # a module that ran in eval mode with gradients
         self._evaluated_at = -9  # the step before which a model in eval mode last ran between steps
         self._evaluates_always = False  # and whether it did so before the steps before, too
 
@@ -200,10 +201,18 @@ class Inputs:
             self._switch.move(place, c.INPUT)
             self._switch.step_flags |= c.FLAG_INPUT_INFERRED
 
+    def note_evaluated(self, module: Any) -> None:
+        """This module is called in eval mode with gradients: by a script that evaluates without no_grad?"""
+        is_inside = self._switch.fetches or self._switch.forwards
+        self._evaluated = None if is_inside else weakref.ref(module)
+
     def note_trained(self, module: Any) -> None:
-        """This module was called in training mode with gradients."""
+        """This module is called in training mode with gradients; before this step it was evaluated."""
         if self._trained is None or self._trained() is not module:
             self._trained = weakref.ref(module)
+        if self._evaluated is not None and self._evaluated() is module:
+            self._session.rename(PENDING_EVAL, c.VALIDATION)
+        self._evaluated = None
 
     def enter_without_gradients(self, module: Any, args: Any, has_optimizer: bool) -> int:
         """Validation, or a part of the training step: a teacher, a target, a reference, a rollout."""

@@ -34,6 +34,7 @@ FRAMEWORKS: Final = {
     "lightning.pytorch.loops.fetchers": "lightning",
     "accelerate.data_loader": "accelerate",
     "deepspeed.runtime.engine": "deepspeed",
+    "keras.src.optimizers.base_optimizer": "keras",
     "ray.train.torch.torch_trainer": "ray",
 }
 """A module of a framework, and the file of `traceml.integrations` that knows it, loaded after it."""

@@ -162,6 +162,7 @@ class Session:
             if self.inputs.feeds_validation:
                 return switch.enter_validation()
             self.inputs.used = bool(self.inputs.unresolved)
+            self.inputs.note_evaluated(module)
             self.look_closer()
             return switch.enter_inside(PENDING_EVAL)
         self._model_trains()

@@ -148,7 +148,8 @@ def wrap_next(original: Function, session: Session) -> Function:
             if outer != PASS:
                 switch.leave(outer)
         except BaseException as problem:
-            undo(switch, before, role)
+            if switch.current == role != before and get_ident() == switch.thread:
+                switch.return_to(before)  # without a batch we are still where we were
             if isinstance(problem, StopIteration):
                 stopped(self)
             hide_frame(problem)

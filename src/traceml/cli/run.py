@@ -34,6 +34,7 @@ class Parsed:
     target: str = ""
     is_module: bool = False
     arguments: list[str] = field(default_factory=list)
+    flags_in_script: bool = False  # some of the flags came after the script
     disabled: bool = False
     help: bool = False
 
@@ -59,7 +60,11 @@ def run(parsed: Parsed, mode: str | None = None) -> int:
     if parsed.disabled or is_disabled(os.environ):
         return native.run(parsed.target, parsed.arguments, parsed.is_module, parsed.flags)
     launch.keep_standard_files_apart()
-    settings = resolve(parsed.flags, *read_file_settings(Path()))
+    try:
+        settings = resolve(parsed.flags, *read_file_settings(Path()))
+    except CommandError as problem:
+        hint = ". If it is an argument of the script, put --args before it" if parsed.flags_in_script else ""
+        raise CommandError(f"{problem}{hint}") from None
     settings = replace(settings, mode=mode) if mode is not None else settings
     name = parsed.target.rpartition(".")[2] if parsed.is_module else parsed.target
     node = find_this_node(settings, os.environ, run_folder.plain_stem(name))
@@ -173,6 +178,7 @@ def _take_flags(words: list[str], parsed: Parsed, in_script: bool = False) -> li
                     raise CommandError(f"{name} needs a value: {setting.help}")
                 value = words[at]
             parsed.flags[setting.key] = value
+            parsed.flags_in_script |= in_script
         else:
             return words[at:]
         at += 1

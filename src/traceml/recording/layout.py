@@ -37,11 +37,12 @@ LIVE_STATE: Final = LIVE_OFFSET + 1
 LIVE_FAILED: Final = LIVE_OFFSET + 8  # a FAILURE: where an exception last left a phase
 LIVE_OWN: Final = LIVE_OFFSET + 24  # in C, of sampled steps: our time in ns, their number, calls that passed
 LIVE_OTHER: Final = LIVE_OFFSET + 48  # optimizer steps on threads that are not recorded
+LIVE_OWN_SWITCHES: Final = LIVE_OFFSET + 56  # timed calls of the sampled steps
 LIVE_NAMES: Final = LIVE_OFFSET + 64
 NAME_BYTES: Final = 64
 FAILURE: Final = struct.Struct("<qq")  # the step (from 1), the phase's slot
 COUNT: Final = struct.Struct("<q")
-LIVE: Final = struct.Struct("<BB6xqqqqqq")  # all of these, from LIVE_OFFSET on
+LIVE: Final = struct.Struct("<BB6xqqqqqqq")  # all of these, from LIVE_OFFSET on
 
 LIVE_BYTES: Final = 1024
 """The part of the live area that is used."""

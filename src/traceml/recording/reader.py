@@ -46,6 +46,7 @@ class Live(NamedTuple):
     own_steps: int = 0
     own_passes: int = 0  # and how many calls of theirs were wrapped but not timed
     other_steps: int = 0  # optimizer steps on threads that are not recorded
+    own_switches: int = 0  # timed calls of the sampled steps
 
     @classmethod
     def parse(cls, data: bytes) -> Live:

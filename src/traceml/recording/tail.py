@@ -223,7 +223,7 @@ class RankTail:
             user_names=names_of(self.steps.live_bytes[LIVE_NAMES], c.USER_SLOTS),
             live_phase=live.phase,
             lost_rows=live.state == layout.STATE_LOST,
-            own_ns=self._own_ns(live),
+            own_scale=self._own_scale(live),
             other_steps=max(live.other_steps, 0),
             events=self._events.read(),
             layers=self._layers.read() if f"{self._stem}.layers.jsonl" in there else [],
@@ -233,13 +233,17 @@ class RankTail:
             identity=self.identity,
         )
 
-    def _own_ns(self, live: Live) -> float | None:
-        """Per sampled step, with what cannot be timed there, of which the header has the cost."""
+    def _own_scale(self, live: Live) -> float | None:
+        """With what cannot be timed in a sampled step, of which the header has the cost."""
         if live.own_steps <= 0 or not 0 <= live.own_ns < MOST_OWN_NS * live.own_steps:
             return None  # none sampled, or damaged
         costs = self.header.get("overhead", {})
-        passed_ns = float(costs.get("pass_ns", 0.0)) * max(live.own_passes, 0)
-        return (live.own_ns + passed_ns) / live.own_steps + float(costs.get("step_ns", 0.0))
+        switch_ns, row_ns, pass_ns, step_ns = (
+            float(costs.get(name, 0.0)) for name in ("switch_ns", "row_ns", "pass_ns", "step_ns")
+        )
+        estimated = live.own_switches * switch_ns + live.own_steps * row_ns
+        measured = live.own_ns + max(live.own_passes, 0) * pass_ns + live.own_steps * step_ns
+        return measured / estimated if live.own_switches > 0 and estimated > 0 else None
 
     def _rows_of_steps(self) -> Rows:
         """One row per step. Only new rows are searched for repeats, which are rare."""

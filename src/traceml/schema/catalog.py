@@ -57,7 +57,7 @@ WAIT_PLACES: Final[tuple[WaitPlace, ...]] = (
     WaitPlace("wait_input", "between fetching the batch and the forward pass"),
     WaitPlace("wait_forward", "after the forward pass"),
     WaitPlace("wait_no_grad", "after a forward pass without gradients"),
-    WaitPlace("wait_backward", "between the backward pass and the optimizer step"),
+    WaitPlace("wait_backward", "after the backward pass"),
     WaitPlace("wait_other", "around validation, checkpoints or user phases"),
 )
 WAIT_START, WAIT_INPUT, WAIT_FORWARD, WAIT_NO_GRAD, WAIT_BACKWARD, WAIT_OTHER = range(

@@ -52,6 +52,11 @@ def count(value: float | None) -> str:
     return MISSING if value is None else f"{value:,.0f}"
 
 
+def steps(number: int) -> str:
+    """How many steps."""
+    return "1 step" if number == 1 else f"{count(number)} steps"
+
+
 def plain(value: int | None) -> str:
     """A number that names something, such as a step: no separators."""
     return MISSING if value is None else f"{value}"

@@ -69,8 +69,8 @@ class RankRecording:
     user_names: list[str | None] = field(default_factory=list)
     live_phase: int = 0
     lost_rows: bool = False
-    own_ns: float | None = None
-    """What recording cost per step, as measured in steps that were sampled for it."""
+    own_scale: float | None = None
+    """What recording cost in steps that were sampled for it, in units of what the header expects of them."""
     other_steps: int = 0
     """Optimizer steps on threads that are not recorded."""
     events: list[RecordedEvent] = field(default_factory=list)

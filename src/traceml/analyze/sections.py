@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from traceml.analyze import metrics as m
 from traceml.analyze.diagnose import diagnose_gauges, diagnose_memory, diagnose_time
+from traceml.analyze.resource_views import GaugeView, MemoryView
 from traceml.analyze.samples import Rows, Samples, Times, machines, system_samples
-from traceml.analyze.views import GaugeView, MemoryView
 from traceml.analyze.window import Floats, Window
 from traceml.schema import catalog as c
 from traceml.schema import fmt

@@ -6,8 +6,8 @@ from typing import Final
 
 import numpy as np
 
+from traceml.analyze.resource_views import MemoryView
 from traceml.analyze.rules.rule import Measured, Rule, Thresholds, informational
-from traceml.analyze.views import MemoryView
 from traceml.analyze.window import Floats, median_low
 from traceml.schema import fmt
 from traceml.schema.summary import Finding

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from statistics import median_low
 from typing import Final
 
+from traceml.analyze.resource_views import GaugeView
 from traceml.analyze.rules.rule import Measured, Rule, Thresholds
-from traceml.analyze.views import GaugeView
 from traceml.schema import fmt
 
 LOW_GPU_PERCENT: Final = 30.0

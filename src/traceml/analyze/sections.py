@@ -90,7 +90,7 @@ def device_capacities(ranks: Sequence[RankRecording]) -> list[float | None]:
 
 
 def ram_totals(ranks: Sequence[RankRecording], recording: RunRecording) -> list[float | None]:
-    """The memory of each rank's machine, computed from the used bytes and their share; None if unknown."""
+    """The memory of each rank's machine or container, from the bytes in use and their share, if known."""
     totals: dict[int, float | None] = {}
     for node in {r.node for r in ranks}:
         rows = recording.gauges(node).system_rows

@@ -59,7 +59,7 @@ def high_process_cpu(view: GaugeView) -> Measured | None:
 
 
 def high_rss(view: GaugeView) -> Measured | None:
-    """A training process holds most of the machine's memory."""
+    """A training process holds most of the memory that the machine has, or that its container may use."""
     return _used_of(view.peak.get("rss_bytes"), view.ram_total)
 
 
@@ -71,7 +71,7 @@ def high_process_gpu(view: GaugeView) -> Measured | None:
 def _used_of(used: float | None, capacity: float | None) -> Measured | None:
     if used is None or not capacity:
         return None
-    return Measured(100 * used / capacity, words={"value": fmt.size(used)})
+    return Measured(100 * used / capacity, words={"used": fmt.size(used), "total": fmt.size(capacity)})
 
 
 def reserved_overhang(view: GaugeView) -> Measured | None:
@@ -152,10 +152,10 @@ SYSTEM_RULES: Final[tuple[Rule[GaugeView], ...]] = (
     ),
     Rule(
         "HIGH_RAM",
-        _gauge("peak", "ram_percent", "The machine is nearly out of memory."),
-        "The machine's memory was up to {level} full.",
-        "Reduce loader workers, caches or the batch size before the kernel kills the job.",
-        _percent(90.0, 97.0, "{} of the machine's memory"),
+        _gauge("peak", "ram_percent", "The machine, or the container's limit, is nearly out of memory."),
+        "Memory was up to {level} full: that of the machine, or of its container if that has less.",
+        "Try fewer loader workers, smaller caches or a smaller batch before the kernel kills the job.",
+        _percent(90.0, 97.0, "{} of the memory"),
     ),
     Rule(
         "HIGH_CPU",
@@ -176,14 +176,14 @@ PROCESS_RULES: Final[tuple[Rule[GaugeView], ...]] = (
     Rule(
         "HIGH_PROCESS_RSS",
         high_rss,
-        "A rank holds {value}, {level} of the machine's memory.",
+        "A rank holds {used}, {level} of {total}.",
         "Look for data that the process or its workers keep in memory.",
-        _percent(80.0, 92.0, "{} of the machine's memory"),
+        _percent(80.0, 92.0, "{} of the memory"),
     ),
     Rule(
         "HIGH_PROCESS_GPU_MEM",
         high_process_gpu,
-        "A rank uses {value} of device memory, {level} of the device.",
+        "A rank uses {used} of device memory, {level} of the device.",
         "Reduce the batch size or the model's memory use.",
         _percent(92.0, 97.0, "{} of the device's memory"),
     ),

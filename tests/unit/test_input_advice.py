@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -120,3 +121,25 @@ def test_starved_run_is_not_told_to_start_more_processes() -> None:
     assert "would only compete" in verdict(starved, input=34.0, forward=4.0).action
     with_worker = verdict(starved, 1, input=34.0, forward=4.0)
     assert "more than 1 worker cannot help: try a cheaper" in with_worker.action
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_loading_that_waits_gets_workers_even_on_starved_cores(workers: int) -> None:
+    """Other work has the cores, but the dataset only sleeps: waiting competes with nobody. No promise."""
+    starved = CoreUse(cores=2, run_busy=0.1, others_busy=1.9, wait_share=0.25)
+    found = verdict(starved, workers, input=40.0, forward=6.0)
+    assert "compete" not in found.action
+    assert "cannot help" not in found.action
+    assert re.search(r"try (to load .*)?num_workers=\d", found.action)
+    assert found.potential_is_bound is True
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_loading_of_unknown_kind_is_advised_with_a_condition(workers: int) -> None:
+    """Two torch threads want the cores half of the time, and nobody knows what loading did meanwhile."""
+    starved = CoreUse(cores=2, threads=2, run_busy=0.8, others_busy=1.2, wait_share=0.4)
+    found = verdict(starved, workers, input=20.0, forward=20.0)
+    assert (
+        f"try num_workers={workers + 1} if loading waits for storage or a network, otherwise" in found.action
+    )
+    assert found.potential_is_bound is True

@@ -27,6 +27,7 @@ LEAST_PART: Final = 0.25
 """Workers that would hide a smaller part of the input are not advised."""
 MOST_PER_CORE: Final = 4
 """Workers that only wait for storage need no core, but memory and a start in each epoch."""
+MOSTLY: Final = 0.5
 CALM_WAIT_SHARE: Final = 0.1
 """If threads wait for a core longer than this, no gain can be promised."""
 
@@ -53,7 +54,7 @@ def advise(view: TimeView, input_ms: float) -> Advice:
         return _for_cheap_batches(view, input_ms, handover_ms)
     best_ms = _with_enough_workers(view, input_ms, handover_ms)
     if view.step_ms - best_ms < LEAST_PART * input_ms:
-        return _for_busy_cores(window, input_ms)
+        return _for_busy_cores(view, input_ms)
     # Without workers the whole input takes one thread; workers that hold up the step are busy all the time.
     work_ms = input_ms if not window.workers else window.workers * view.step_ms
     most = max(MOST_PER_CORE * max(window.core_use.cores, 1), window.workers)
@@ -104,9 +105,11 @@ def _with_enough_workers(view: TimeView, input_ms: float, handover_ms: float) ->
     rest_ms = view.step_ms - input_ms + handover_ms
     if use.run_busy is None or not use.cores:
         return rest_ms
-    can_get = use.run_busy
-    if not use.is_short:  # other work gives up some of its cores when the run wants more: the kernel is fair
-        can_get = max(use.cores - (use.others_busy or 0.0), use.run_busy, use.cores / 2)
+    # Other work gives up some of its cores when the run wants more: the kernel is fair. If cores are short, a
+    # thread gets one for a part of the time in which it wants one; while it waits for storage, it wants none.
+    can_get = max(use.cores - (use.others_busy or 0.0), use.run_busy, use.cores / 2)
+    if use.is_short:
+        can_get = max(use.run_busy, use.run_busy / (use.run_busy + use.wait_share))
     return max(rest_ms, (view.step_ms * use.run_busy + 2 * handover_ms) / max(can_get, 0.01))
 
 
@@ -126,10 +129,15 @@ def _for_cheap_batches(view: TimeView, input_ms: float, handover_ms: float) -> A
     return Advice(text, input_ms)
 
 
-def _for_busy_cores(window: w.Window, input_ms: float) -> Advice:
+def _for_busy_cores(view: TimeView, input_ms: float) -> Advice:
+    window = view.window
     use = window.core_use
     busy = f"the {use.cores} cores are busy"
     cheaper = "a cheaper dataset: cached or pre-computed tensors, fewer transforms"
+    if not _loading_computes(view, input_ms):
+        count = window.workers + 1
+        more = f"num_workers={count} if loading waits for storage or a network, otherwise {cheaper}"
+        return Advice(f"{busy}, and it is not certain that loading needs them: try {more}", input_ms)
     if not window.workers:
         return Advice(f"{busy}, so loader workers would only compete for them: try {cheaper}", input_ms)
     free = max(1, use.cores // use.processes - 1)
@@ -137,6 +145,17 @@ def _for_busy_cores(window: w.Window, input_ms: float) -> Advice:
     fewer = f"num_workers={free}, or " if is_ours and free < window.workers else ""
     more = f"more than {workers(window.workers)} cannot help"
     return Advice(f"{busy}, so {more}: try {fewer}{cheaper}", input_ms)
+
+
+def _loading_computes(view: TimeView, input_ms: float) -> bool:
+    """Whether it is certain that loading wants a core for most of its time. Known is how long all threads and
+    workers of the run wanted one: what the rest of the step can have used of that is taken off."""
+    use, step_ms = view.window.core_use, view.step_ms
+    count = view.window.workers
+    loading_ms = min(count, use.cores) * step_ms if count else input_ms
+    wanted_ms = step_ms * ((use.run_busy or 0.0) + use.wait_share * max(count, 1))
+    rest_ms = (step_ms - input_ms) * use.threads
+    return wanted_ms - rest_ms >= MOSTLY * loading_ms
 
 
 KEEP_WORKERS: Final = "loader workers start, so set persistent_workers=True in the DataLoader"

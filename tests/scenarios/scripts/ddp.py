@@ -122,6 +122,7 @@ torch.manual_seed(0)
 model = Model()
 trained = model if args.no_ddp else DistributedDataParallel(model)
 optimizer = SlowSGD(model.parameters(), lr=0.01)
+megabyte = torch.zeros(2**18)
 kept = [torch.ones(args.memory_mb * 2**18)] if args.memory_mb and rank == args.rank else []
 steps = args.steps + (args.extra_steps if rank == args.rank else 0)
 for index, (x, y) in enumerate(DataLoader(Data(steps * args.accumulate), batch_size=None)):
@@ -132,7 +133,7 @@ for index, (x, y) in enumerate(DataLoader(Data(steps * args.accumulate), batch_s
         continue
     nn.functional.mse_loss(trained(x), y).backward()
     for _ in range(args.all_reduce):
-        dist.all_reduce(torch.zeros(2**18))
+        dist.all_reduce(megabyte)
     optimizer.step()
     optimizer.zero_grad()
     step += 1

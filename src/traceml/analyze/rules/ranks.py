@@ -334,7 +334,7 @@ RULES: Final[tuple[Rule[RankView], ...]] = (
         "WAIT_FOR_RANK",
         wait_for_outside,
         "The other ranks wait for {rank} in sync while it is in {phase}: {waited_ms} per step ({share}).",
-        "Share that work between the ranks, or do it less often.",
+        "Try to share that work between the ranks, or to do it less often.",
         thresholds=None,
         needs=(w.SYNC,),
     ),
@@ -343,7 +343,7 @@ RULES: Final[tuple[Rule[RankView], ...]] = (
         sync_share,
         "Sync is {share} of a typical step: {exchange_ms} is exchange, which even the last rank pays, "
         "{waiting_ms} is waiting for whichever rank is last. No single rank is behind it.",
-        "Give every rank the same work in each step, and a core of its own.",
+        "Try to give every rank the same work in each step, and a core of its own.",
         thresholds=None,
         needs=(w.SYNC,),
         unless=("INPUT_STRAGGLER", "COMPUTE_STRAGGLER", "H2D_STRAGGLER", "STRAGGLER", "COMM_BOUND"),

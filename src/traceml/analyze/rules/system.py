@@ -119,14 +119,14 @@ SYSTEM_RULES: Final[tuple[Rule[GaugeView], ...]] = (
         "CPU_LIMITED",
         _gauge("mean", "cpu_throttled_percent", "The container's CPU quota often stops the job."),
         "The container's CPU quota stopped the job {level} of the time.",
-        "Raise the container's CPU limit, or use fewer threads and loader workers.",
+        "Try a higher CPU limit for the container, or fewer threads and loader workers.",
         _percent(10.0, 30.0, "{} of the time stopped"),
     ),
     Rule(
         "HIGH_GPU_MEM",
         _gauge("peak", "gpu_mem_percent", "The fullest of the job's GPUs is nearly full."),
         "The fullest GPU reached {level} of its memory.",
-        "Reduce memory use before the job runs out of it; see step memory.",
+        "See step memory, and try to use less before the job runs out of it.",
         _percent(92.0, 97.0, "{} of the device's memory"),
     ),
     Rule(
@@ -140,7 +140,7 @@ SYSTEM_RULES: Final[tuple[Rule[GaugeView], ...]] = (
         "HIGH_GPU_POWER",
         _gauge("mean", "gpu_power_percent", "A GPU runs at its power limit."),
         "A GPU drew {level} of its power limit.",
-        "Raise the power limit if you are allowed to: at the limit a GPU lowers its clocks.",
+        "Try a higher power limit if you may set it: at the limit a GPU lowers its clocks.",
         _percent(97.0, None, "{} of the power limit"),
     ),
     Rule(
@@ -161,7 +161,7 @@ SYSTEM_RULES: Final[tuple[Rule[GaugeView], ...]] = (
         "HIGH_CPU",
         high_cpu,
         "The machine's cores were {level} busy.",
-        "Move preprocessing to another machine, or use more cores.",
+        "Try to move preprocessing to another machine, or to use more cores.",
         _percent(90.0, None, "{} of all cores"),
     ),
 )
@@ -170,7 +170,7 @@ PROCESS_RULES: Final[tuple[Rule[GaugeView], ...]] = (
         "HIGH_PROCESS_CPU",
         high_process_cpu,
         "A rank and its workers use {value} CPU (100 % is one core) on a machine with {cores} cores.",
-        "Use fewer or cheaper loader workers.",
+        "Try fewer or cheaper loader workers.",
         _percent(90.0, None, "{} of all cores"),
     ),
     Rule(
@@ -184,7 +184,7 @@ PROCESS_RULES: Final[tuple[Rule[GaugeView], ...]] = (
         "HIGH_PROCESS_GPU_MEM",
         high_process_gpu,
         "A rank uses {used} of device memory, {level} of the device.",
-        "Reduce the batch size or the model's memory use.",
+        "Try a smaller batch, or a model that needs less memory.",
         _percent(92.0, 97.0, "{} of the device's memory"),
     ),
     Rule(

@@ -150,15 +150,15 @@ ADVICE = (
     Advised(
         "exchange less",
         ("--base", "30"),
-        ("--all-reduce", "30"),
+        ("--all-reduce", "1", "--all-reduce-mb", "32"),
         "Exchange less",
         script="ddp.py",
         ranks=2,
     ),
     Advised(
         "accumulate without exchange",
-        ("--base", "30"),
-        ("--all-reduce", "30"),
+        ("--base", "60"),
+        ("--all-reduce", "1", "--all-reduce-mb", "12"),
         "accumulation with no_sync",
         follow=("--accumulate", "8"),
         keeps_fault=True,

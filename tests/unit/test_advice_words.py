@@ -58,8 +58,8 @@ def of_time() -> Iterator[Finding]:
         ),
         *(window(input=0.3, forward=0.6, core_use=idle, workers=workers) for workers in (0, 2)),
         window(input=20.0, **MODEL, input_inferred=True),
-        window(input=every(3, 90.0, COUNT, otherwise=1.0), **MODEL, workers=2, worker_starts=starts),
-        window(input=every(20, 400.0, COUNT, otherwise=1.0), **MODEL, workers=2, worker_starts=starts),
+        window(input=every(3, 90.0, COUNT, otherwise=1.0), **MODEL, workers=2, epoch_starts=starts),
+        window(input=every(20, 400.0, COUNT, otherwise=1.0), **MODEL, workers=2, epoch_starts=starts),
         window(h2d=20.0, **MODEL, clock="device", unmeasured=("sync",)),
         *(window(**{key: 20.0}, **MODEL) for key in ("wait", "validation", "checkpoint")),
         *(window(wait=20.0, busy_wait=part, **MODEL) for part in (0.0, 20.0)),
@@ -71,7 +71,7 @@ def of_time() -> Iterator[Finding]:
         window(forward=20.0 * rising(), backward=5.0, samples=8.0 * rising()[None, :]),
         window(forward=20.0 + every(10, 100.0, COUNT), backward=5.0),
         window(forward=20.0 + once(5_000.0), backward=5.0),
-        window(**MODEL, wait=every(10, 100.0, COUNT), batches=1.0 + every(10, 1.0, COUNT)[None, :]),
+        window(**MODEL, wait=every(10, 100.0, COUNT), more_batches=every(10, 1.0, COUNT)[None, :]),
     ]
     for one in windows:
         yield from diagnose_time(one)

@@ -87,18 +87,20 @@ def test_slow_workers_on_idle_cores_get_company() -> None:
 def test_worker_start_in_each_epoch_is_told_from_slow_batches() -> None:
     """Epochs of 3 steps whose first one waits for workers to start: keep the workers."""
     starts = frozenset(range(1, 101, 3))
-    found = verdict(workers=2, input=every(3, 90.0, 100, otherwise=1.0), forward=30.0, worker_starts=starts)
+    found = verdict(workers=2, input=every(3, 90.0, 100, otherwise=1.0), forward=30.0, epoch_starts=starts)
     assert "persistent_workers=True" in found.action
 
 
-def test_jitter_of_worker_starts_says_so() -> None:
-    """Epochs of 20 steps: the slow steps are those in which workers start."""
+def test_jitter_where_epochs_begin_says_so() -> None:
+    """Epochs of 20 steps: the slow steps are those in which workers start, or the dataset without them."""
     slow = every(20, 400.0, 100, otherwise=1.0)
-    made = window(workers=2, input=slow, forward=50.0, worker_starts=frozenset(range(1, 101, 20)))
+    made = window(workers=2, input=slow, forward=50.0, epoch_starts=frozenset(range(1, 101, 20)))
     found = diagnose_time(made)[0]
     assert found.kind == "JITTER"
     assert "an epoch begins: loader workers start, so set persistent_workers=True" in found.action
-    other = window(workers=2, input=slow, forward=50.0, worker_starts=frozenset({50}))
+    alone = diagnose_time(window(input=slow, forward=50.0, epoch_starts=frozenset(range(1, 101, 20))))[0]
+    assert "an epoch begins: look at what the dataset and its sampler do then" in alone.action
+    other = window(workers=2, input=slow, forward=50.0, epoch_starts=frozenset({50}))
     assert "persistent_workers" not in diagnose_time(other)[0].action
 
 

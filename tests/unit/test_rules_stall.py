@@ -358,7 +358,7 @@ def skipping(count: int = COUNT, *, backward: float = 10.0, each: float = 300.0,
         forward=15.0 + 15.0 * slow,
         backward=10.0 + (backward - 10.0) * slow,
         wait=each * slow,
-        batches=1.0 + slow[None, :],
+        more_batches=slow[None, :],
     )
 
 
@@ -389,6 +389,6 @@ def test_uneven_accumulation_is_not_called_dropped_steps() -> None:
 
 def test_steps_that_always_take_several_batches_skip_none() -> None:
     """Accumulation of four, or of one and two in turns."""
-    for batches in (np.full((1, COUNT), 4.0), 1.0 + (np.arange(COUNT) % 2)[None, :]):
-        findings = diagnose_time(window(COUNT, forward=15.0, backward=10.0, batches=batches))
+    for more in (np.full((1, COUNT), 3.0), 1.0 * (np.arange(COUNT) % 2)[None, :]):
+        findings = diagnose_time(window(COUNT, forward=15.0, backward=10.0, more_batches=more))
         assert "DROPPED_STEPS" not in kinds(findings)

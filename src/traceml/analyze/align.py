@@ -55,12 +55,12 @@ def align_ranks(newest: Ranks, last: int | None = None) -> Window:
     device_rows = _device_rows(ranks, steps)
     if device_rows:
         arrays.use_device(device_rows)
-    starts = [e for r in ranks for e in r.events if e.kind == "epoch_start" and e.workers]
+    starts = [e for r in ranks for e in r.events if e.kind == "epoch_start"]
     return replace(
         arrays.window(tuple(with_steps), steps),
         clock="device" if device_rows else "host",
         workers=max((e.workers or 0 for e in starts), default=0),
-        worker_starts=frozenset(e.step for e in starts if e.step is not None),
+        epoch_starts=frozenset(e.step for e in starts if e.step is not None),
         batches_per_step=max(1.0, float(np.mean(ranks[0].rows["micro_batches"]))),
         warmup=warmup_ms,
         total_steps=len(held.common) + earlier,
@@ -92,10 +92,11 @@ def _warmup(
 
 def _leading_slow(lead: Floats, after: Floats) -> int:
     """How many leading steps are warm-up: the first one (it does not begin at the end of a step), and every
-    one up to the last leading step that took twice as long as the steps that follow."""
+    one up to the last leading step that took twice as long as later steps, and longer than nearly all of them."""
     last = 0
     notable = NOTABLE_SHARE * float(lead.sum() + after.sum())
-    for index in np.flatnonzero(lead > WARMUP_FACTOR * float(np.median(after))):
+    usual = max(WARMUP_FACTOR * float(np.median(after)), float(np.percentile(after, 90)))
+    for index in np.flatnonzero(lead > usual):  # no slower than many later steps is no warm-up
         if index > 2 * last + 3:
             break  # slow steps that keep coming are not warm-up: only an unbroken or thinning lead counts
         if index and lead[index] > max(notable, WARMUP_FACTOR * float(lead[:index].max())):

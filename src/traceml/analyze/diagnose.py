@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from traceml.analyze.resource_views import GaugeView, MemoryView
 from traceml.analyze.rules import change, memory, ranks, single, system, time
-from traceml.analyze.rules.input_advice import consider_worker_starts
+from traceml.analyze.rules.input_advice import consider_epoch_starts
 from traceml.analyze.rules.lack_of_cores import consider_cores
 from traceml.analyze.rules.rule import WARN_SHARE, Rule, View, informational, ordered
 from traceml.analyze.views import FEWEST_STEPS, RankView, TimeView
@@ -105,7 +105,7 @@ def diagnose_time(window: Window) -> list[Finding]:
         "Optimize further only if the throughput is too low; compare runs to see what changed.",
         step_ms=step_ms,
     )
-    found = (consider_worker_starts(finding, calm) for finding in verdicts.findings(balanced))
+    found = (consider_epoch_starts(finding, calm) for finding in verdicts.findings(balanced))
     return [consider_cores(finding, window.core_use) for finding in found]
 
 

@@ -122,8 +122,10 @@ class TimeView:
     def skipping(self) -> NDArray[np.int64]:
         """Steps that took more batches than usual, but no longer in backward: a batch was not trained on. In
         uneven accumulation, every batch has a backward pass."""
-        batches, backward = self.window.batches, self.window.of(w.BACKWARD)
-        more = batches > np.median(batches, axis=1, keepdims=True) if batches.size else np.zeros((1, 0), bool)
+        batches, backward = self.window.more_batches + 1, self.window.of(w.BACKWARD)
+        if not batches.size or batches.min() == batches.max():
+            return np.zeros(0, dtype=np.int64)
+        more = batches > np.median(batches, axis=1, keepdims=True)
         at = np.flatnonzero(more.any(axis=0))
         if not 0 < len(at) <= w.RARE_SHARE * self.window.count:
             return at[:0]
@@ -136,6 +138,8 @@ class TimeView:
     def skipped_ns(self) -> Floats:
         """(rank, step): what batches cost that were not trained on."""
         steps, at = self.window.net_step_ns, self.skipping
+        if not len(at):
+            return np.zeros(steps.shape)
         usual = np.median(np.delete(steps, at, axis=1), axis=1, keepdims=True)
         found = np.zeros(steps.shape)
         found[:, at] = np.maximum(steps[:, at] - usual, 0.0)
@@ -160,8 +164,9 @@ class TimeView:
     @cached_property
     def calm_share(self) -> float:
         """Of all time: the part that is not spent in steps that stand out."""
-        whole = float(self.window.net_step_ns.sum())
-        return float(self.calm.window.net_step_ns.sum()) / whole if whole else 1.0
+        if self.calm is self:
+            return 1.0
+        return float(self.calm.window.net_step_ns.sum() / self.window.net_step_ns.sum())
 
     @cached_property
     def regular_steps(self) -> Floats:

@@ -36,7 +36,8 @@ parser.add_argument("--timeout-s", type=float, default=1800.0, help="of every ex
 parser.add_argument("--validate-every", type=int, default=0, help="on one rank; the others wait for it")
 parser.add_argument("--validate-ms", type=float, default=0.0)
 parser.add_argument("--memory-mb", type=int, default=0)
-parser.add_argument("--all-reduce", type=int, default=0, help="explicit all-reduces of 1 MB a step")
+parser.add_argument("--all-reduce", type=int, default=0, help="explicit all-reduces a step")
+parser.add_argument("--all-reduce-mb", type=int, default=1)
 parser.add_argument("--accumulate", type=int, default=1)
 parser.add_argument("--no-ddp", action="store_true")
 parser.add_argument("--buffers", action="store_true", help="exchanged in each forward, as BatchNorm's")
@@ -122,7 +123,7 @@ torch.manual_seed(0)
 model = Model()
 trained = model if args.no_ddp else DistributedDataParallel(model)
 optimizer = SlowSGD(model.parameters(), lr=0.01)
-megabyte = torch.zeros(2**18)
+exchanged = torch.zeros(args.all_reduce_mb * 2**18)
 kept = [torch.ones(args.memory_mb * 2**18)] if args.memory_mb and rank == args.rank else []
 steps = args.steps + (args.extra_steps if rank == args.rank else 0)
 for index, (x, y) in enumerate(DataLoader(Data(steps * args.accumulate), batch_size=None)):
@@ -133,7 +134,7 @@ for index, (x, y) in enumerate(DataLoader(Data(steps * args.accumulate), batch_s
         continue
     nn.functional.mse_loss(trained(x), y).backward()
     for _ in range(args.all_reduce):
-        dist.all_reduce(megabyte)
+        dist.all_reduce(exchanged)
     optimizer.step()
     optimizer.zero_grad()
     step += 1

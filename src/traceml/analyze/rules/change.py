@@ -145,9 +145,9 @@ def jitter(view: TimeView) -> Measured | None:
 
 def _more_batches(window: w.Window, slow: Any, others: Any) -> str:
     """Slow steps that take more batches than the others are no riddle."""
-    if not window.batches.size:
+    if not window.more_batches.any():
         return ""
-    many, usual = (float(np.median(window.batches[:, at])) for at in (slow, others))
+    many, usual = (1 + float(np.median(window.more_batches[:, at])) for at in (slow, others))
     return f"; they take {many:g} batches instead of {usual:g}" if many > usual else ""
 
 

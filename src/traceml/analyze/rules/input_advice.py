@@ -44,9 +44,9 @@ class Advice:
 def advise(view: TimeView, input_ms: float) -> Advice:
     """For a run that waits `input_ms` per step for its batches."""
     window = view.window
-    start_ms = worker_start_ms(view)
+    start_ms = epoch_start_ms(view)
     if start_ms >= EXPLAINED_SHARE * input_ms:
-        return Advice(f"most of it is where an epoch begins: {KEEP_WORKERS}", start_ms)
+        return Advice(f"most of it is where an epoch begins: {_of_epoch_starts(window)}", start_ms)
     if window.input_inferred:
         return Advice(_OWN_LOADER, input_ms)
     handover_ms = HANDOVER_MS * window.batches_per_step
@@ -76,10 +76,10 @@ def workers(count: int, noun: str = "worker") -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
-def worker_start_ms(view: TimeView) -> float:
-    """What starting loader workers costs a mean step: the extra input of the first steps of epochs."""
+def epoch_start_ms(view: TimeView) -> float:
+    """What the start of epochs costs a mean step: the extra input of their first steps."""
     window = view.window
-    first = np.isin(window.steps, list(window.worker_starts))
+    first = np.isin(window.steps, list(window.epoch_starts))
     if not first.any() or first.all():
         return 0.0
     input_ns = w.median_over_ranks(window.of(w.INPUT))
@@ -87,15 +87,20 @@ def worker_start_ms(view: TimeView) -> float:
     return float(np.maximum(extra, 0.0).sum()) / window.count / 1e6
 
 
-def consider_worker_starts(finding: Finding, view: TimeView) -> Finding:
-    """Slow steps that are slow because loader workers start: say so."""
+def consider_epoch_starts(finding: Finding, view: TimeView) -> Finding:
+    """Slow steps that are slow because an epoch begins: say so."""
     cost = finding.evidence.get("cost_ms")
     if finding.kind != "JITTER" or finding.phase != w.INPUT or not isinstance(cost, float):
         return finding
-    explained = worker_start_ms(view) >= EXPLAINED_SHARE * cost
-    return (
-        replace(finding, action=f"In those steps an epoch begins: {KEEP_WORKERS}.") if explained else finding
-    )
+    if epoch_start_ms(view) < EXPLAINED_SHARE * cost:
+        return finding
+    return replace(finding, action=f"In those steps an epoch begins: {_of_epoch_starts(view.window)}.")
+
+
+def _of_epoch_starts(window: w.Window) -> str:
+    if window.workers:
+        return "loader workers start, so set persistent_workers=True in the DataLoader"
+    return "look at what the dataset and its sampler do then: shuffling, listing or opening files"
 
 
 def _with_enough_workers(view: TimeView, input_ms: float, handover_ms: float) -> float:
@@ -158,7 +163,6 @@ def _loading_computes(view: TimeView, input_ms: float) -> bool:
     return wanted_ms - rest_ms >= MOSTLY * loading_ms
 
 
-KEEP_WORKERS: Final = "loader workers start, so set persistent_workers=True in the DataLoader"
 _OWN_LOADER: Final = (
     "no loader was seen, so try to prepare batches in the background: a DataLoader with workers, or a thread"
 )

@@ -17,6 +17,7 @@ from traceml.schema.recorded import RankRecording
 WARMUP_FACTOR: Final = 2.0
 WARMUP_MOST_STEPS: Final = 50
 WARMUP_MOST_SHARE: Final = 0.2
+PLATEAU_STEPS: Final = 6
 WARMUP_MOST_RANKS: Final = 256
 """With more ranks, an even selection of them decides how long the warm-up is."""
 NOTABLE_SHARE: Final = 0.1
@@ -92,7 +93,7 @@ def _warmup(
 
 def _leading_slow(lead: Floats, after: Floats) -> int:
     """How many leading steps are warm-up: the first one (it does not begin at the end of a step), and every
-    one up to the last leading step that took twice as long as later steps, and longer than nearly all of them."""
+    one up to the last leading step that took twice as long as later steps, and longer than most of them."""
     last = 0
     notable = NOTABLE_SHARE * float(lead.sum() + after.sum())
     usual = max(WARMUP_FACTOR * float(np.median(after)), float(np.percentile(after, 90)))
@@ -102,6 +103,10 @@ def _leading_slow(lead: Floats, after: Floats) -> int:
         if index and lead[index] > max(notable, WARMUP_FACTOR * float(lead[:index].max())):
             break  # nor is one that takes far longer than the first: it must not vanish
         last = int(index)
+    slow = lead[1 : last + 1][lead[1 : last + 1] > usual]
+    early, late = np.array_split(slow, 2)
+    if len(slow) >= PLATEAU_STEPS and np.median(late) > np.median(early) / 2:
+        return 1  # nor are many that get no faster: a first epoch without a cache
     return last + 1
 
 

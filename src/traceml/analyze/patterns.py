@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +16,7 @@ FEWEST_SLOW: Final = 3
 STALL_FACTOR: Final = 3.0
 STALL_LEAST_NS: Final = 50e6
 """A stall takes at least so many times the median step, and so much longer: any machine has hiccups."""
+STRETCH_SHARE: Final = 0.8
 SHIFT_SHARE: Final = 0.15
 SHIFT_SIDE_STEPS: Final = 20
 
@@ -84,6 +86,16 @@ def find_stalls(values: Floats) -> NDArray[np.int64]:
     at = at[extra[at] >= STALL_LEAST_NS]
     largest = dominant_slow_steps(at, extra[at]) if len(at) else at
     return largest if len(largest) < FEWEST_SLOW else largest[:0]
+
+
+def find_stretch(indices: NDArray[np.int64]) -> tuple[int, int] | None:
+    """(first, last) of the longest stretch with nearly all of these steps and hardly any others, or None."""
+    for most in range(len(indices), max(FEWEST_SLOW, math.ceil(STRETCH_SHARE * len(indices))) - 1, -1):
+        lengths = indices[most - 1 :] - indices[: len(indices) - most + 1] + 1
+        at = int(np.argmin(lengths))
+        if lengths[at] * STRETCH_SHARE <= most:
+            return int(indices[at]), int(indices[at + most - 1])
+    return None
 
 
 def find_period(indices: NDArray[np.int64]) -> int | None:

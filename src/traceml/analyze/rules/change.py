@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from traceml.analyze import window as w
-from traceml.analyze.patterns import Shift, dominant_slow_steps, find_period, slow_steps
+from traceml.analyze.patterns import Shift, dominant_slow_steps, find_period, find_stretch, slow_steps
 from traceml.analyze.rules.rule import CRIT_SHARE, EXPLAINED_SHARE, WARN_SHARE, Measured, Rule, Thresholds
 from traceml.analyze.views import FIXED_SHARE, MOST_NAMED, TimeView
 from traceml.schema import catalog as c
@@ -124,7 +124,9 @@ def jitter(view: TimeView) -> Measured | None:
     if period is None:  # a busy machine also makes slow steps, but not at regular intervals
         level -= view.window.cpu_delay_share
         level = level if cause.name else min(level, MOST_WITHOUT_CAUSE)
-    when = f"every {period} steps" if period else f"{len(slow)} of {len(steps)} steps, irregular"
+    stretch = find_stretch(view.window.steps[slow])
+    how = f"mostly steps {stretch[0]} to {stretch[1]}" if stretch else "irregular"
+    when = f"every {period} steps" if period else f"{len(slow)} of {len(steps)} steps, {how}"
     return Measured(
         level=level,
         score=share,

@@ -100,6 +100,8 @@ def test_jitter_where_epochs_begin_says_so() -> None:
     assert "an epoch begins: loader workers start, so set persistent_workers=True" in found.action
     alone = diagnose_time(window(input=slow, forward=50.0, epoch_starts=frozenset(range(1, 101, 20))))[0]
     assert "an epoch begins: look at what the dataset and its sampler do then" in alone.action
+    between = diagnose_time(window(wait=slow, forward=50.0, epoch_starts=frozenset(range(1, 101, 20))))[0]
+    assert between.action == "In those steps an epoch begins: look at what the loop does between epochs."
     other = window(workers=2, input=slow, forward=50.0, epoch_starts=frozenset({50}))
     assert "persistent_workers" not in diagnose_time(other)[0].action
 

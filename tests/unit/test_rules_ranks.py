@@ -356,3 +356,18 @@ def test_large_sync_share_that_no_rule_judges_gets_a_sentence() -> None:
     assert "SYNC_SHARE" not in {f.kind for f in quiet}
     straggling = coupled(usual(8, forward=only(1, 30.0))).step_time.issues
     assert "SYNC_SHARE" not in {f.kind for f in straggling}
+
+
+def test_jitter_of_a_rank_that_stops_after_the_exchange_is_blamed_on_it() -> None:
+    """r0 saves every ten steps, after the exchange, so the others wait for it in their next step."""
+    saves = made.every(10, 400.0, COUNT, offset=4)
+    rows = []
+    for number, phases in enumerate(usual(4)):
+        waits = np.roll(saves, 1) if number else 0.0
+        mine = {**phases, "checkpoint": saves if number == 0 else 0.0}
+        rows.append(made.steps(COUNT, measured=MEASURED, **mine, sync=1.0 + waits))
+    ranks = [made.rank(each, number, world_size=4) for number, each in enumerate(rows)]
+    findings = summarize(RunRecording(ranks=ranks), FACTS).step_time.issues
+    (jitter,) = [f for f in findings if f.kind == "JITTER"]
+    assert (jitter.ranks, jitter.phase) == ([0], "checkpoint"), jitter.summary
+    assert "in checkpoint on r0" in jitter.summary

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from traceml.analyze import window as w
 from traceml.analyze.patterns import Shift, dominant_slow_steps, find_period, find_stretch, slow_steps
@@ -124,9 +125,7 @@ def jitter(view: TimeView) -> Measured | None:
     if period is None:  # a busy machine also makes slow steps, but not at regular intervals
         level -= view.window.cpu_delay_share
         level = level if cause.name else min(level, MOST_WITHOUT_CAUSE)
-    stretch = find_stretch(view.window.steps[slow])
-    how = f"mostly steps {stretch[0]} to {stretch[1]}" if stretch else "irregular"
-    when = f"every {period} steps" if period else f"{len(slow)} of {len(steps)} steps, {how}"
+    when = f"every {period} steps" if period else _which(view.window.steps[slow], len(steps))
     return Measured(
         level=level,
         score=share,
@@ -143,6 +142,16 @@ def jitter(view: TimeView) -> Measured | None:
         },
         cost_ms=lost / len(steps) / 1e6,
     )
+
+
+def _which(slow: NDArray[np.int64], count: int) -> str:
+    """Slow steps without a period: a stretch, or steps here and there."""
+    stretch = find_stretch(slow)
+    if stretch is not None:
+        return f"{len(slow)} of {count} steps, mostly steps {stretch[0]} to {stretch[1]}"
+    if len(slow) <= MOST_NAMED:
+        return f"{', '.join(map(str, slow[:-1]))} and {slow[-1]} of {count} steps"
+    return f"{len(slow)} of {count} steps, irregular"
 
 
 def _more_batches(window: w.Window, slow: Any, others: Any) -> str:
@@ -172,11 +181,15 @@ def _find_cause(
         return replace(cause, place=c.WAIT_PLACES[int(np.argmax(places))].where)
     if cause.name not in ("", w.SYNC) or len(window.ranks) < 2:
         return cause
-    # The typical rank only waits: what it waits for is on the last rank of each step.
-    last = window.last_rank[slow]
+    # The typical rank only waits: what it waits for is on the last rank of the step, or of the one before if
+    # that rank stopped after the exchange.
+    steps = np.arange(window.count)[slow]
+    most = window.own_work.values.max(axis=0)
+    steps = np.where(most[np.maximum(steps - 1, 0)] > most[steps], np.maximum(steps - 1, 0), steps)
+    last = window.last_rank[steps]
     late = {}
-    for key in (*w.MODEL, w.INPUT, w.H2D, *w.OUTSIDE, w.WAIT):
-        mine = window.of(key)[:, slow][last, np.arange(len(last))]
+    for key in (*w.MODEL, w.INPUT, w.H2D, *w.OUTSIDE, *window.user_keys, w.WAIT):
+        mine = window.of(key)[last, steps]
         late[key] = float(level(mine) - np.median(window.series(key).medians[others])) / 1e6
     at, times = np.unique(last, return_counts=True)
     fixed = times.max() >= FIXED_SHARE * len(last)

@@ -76,25 +76,27 @@ def workers(count: int, noun: str = "worker") -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
-def epoch_start_ms(view: TimeView) -> float:
-    """What the start of epochs costs a mean step: the extra input of their first steps."""
+def epoch_start_ms(view: TimeView, phase: str = w.INPUT) -> float:
+    """What the start of epochs costs a mean step: what their first steps spend more on input or wait."""
     window = view.window
     first = np.isin(window.steps, list(window.epoch_starts))
     if not first.any() or first.all():
         return 0.0
-    input_ns = w.median_over_ranks(window.of(w.INPUT))
-    extra = input_ns[first] - np.median(input_ns[~first])
+    spent_ns = w.median_over_ranks(window.of(phase))
+    extra = spent_ns[first] - np.median(spent_ns[~first])
     return float(np.maximum(extra, 0.0).sum()) / window.count / 1e6
 
 
 def consider_epoch_starts(finding: Finding, view: TimeView) -> Finding:
     """Slow steps that are slow because an epoch begins: say so."""
     cost = finding.evidence.get("cost_ms")
-    if finding.kind != "JITTER" or finding.phase != w.INPUT or not isinstance(cost, float):
+    if finding.kind != "JITTER" or finding.phase not in (w.INPUT, w.WAIT) or not isinstance(cost, float):
         return finding
-    if epoch_start_ms(view) < EXPLAINED_SHARE * cost:
+    if epoch_start_ms(view, finding.phase) < EXPLAINED_SHARE * cost:
         return finding
-    return replace(finding, action=f"In those steps an epoch begins: {_of_epoch_starts(view.window)}.")
+    between = "look at what the loop does between epochs"
+    advice = _of_epoch_starts(view.window) if finding.phase == w.INPUT else between
+    return replace(finding, action=f"In those steps an epoch begins: {advice}.")
 
 
 def _of_epoch_starts(window: w.Window) -> str:

@@ -371,3 +371,15 @@ def test_jitter_of_a_rank_that_stops_after_the_exchange_is_blamed_on_it() -> Non
     (jitter,) = [f for f in findings if f.kind == "JITTER"]
     assert (jitter.ranks, jitter.phase) == ([0], "checkpoint"), jitter.summary
     assert "in checkpoint on r0" in jitter.summary
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 64])
+def test_slow_rank_that_changes_once_is_told_with_its_steps(ranks: int) -> None:
+    """r0 is late in the first half of the run, r1 in the second: no turns, but one after the other."""
+    half = np.arange(COUNT) < COUNT // 2
+    late = {0: np.where(half, 30.0, 0.0), 1: np.where(half, 0.0, 30.0)}
+    primary = coupled(usual(ranks, input=lambda rank: late.get(rank, 0.0))).primary_diagnosis
+    assert (primary.kind, primary.ranks, primary.phase) == ("INPUT_STRAGGLER", [0, 1], "input")
+    assert "r0 in steps 2 to 50, r1 in steps 51 to 100." in primary.summary
+    assert primary.action.startswith("Find out what moved from one rank to the next")
+    assert primary.evidence["excess_ms"] == pytest.approx(30, abs=1.5)

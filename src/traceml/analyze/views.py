@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceml.analyze import window as w
-from traceml.analyze.patterns import SHIFT_SHARE, Shift, find_shift, find_stalls
+from traceml.analyze.patterns import SHIFT_SHARE, Shift, find_runs, find_shift, find_stalls
 from traceml.analyze.rules.rule import CRIT_SHARE, EXPLAINED_SHARE, TYPICAL_PART, WARN_SHARE, judged_share
 from traceml.analyze.window import Floats, RankSeries
 from traceml.schema import catalog as c
@@ -206,6 +206,7 @@ class LateRanks:
     level: float  # share of a typical step, without what ordinary spread or a lack of cores explains
     share: float  # of all time
     cost_ms: float
+    runs: tuple[tuple[int, int, int], ...] = ()  # (rank, first and last step) if each was last for long
 
 
 @dataclass(frozen=True)
@@ -342,7 +343,11 @@ class RankView:
         count = int(np.searchsorted(np.cumsum(blame[worst]), EXPLAINED_SHARE)) + 1
         few = count <= min(MOST_NAMED, len(blame) // 2) and self.window.count >= STEPS_TO_NAME
         named = tuple(sorted(worst[:count].tolist())) if few else ()
-        return LateRanks(named, True, level, share, float(lost.mean()) / 1e6)
+        ranks, steps_at = np.array(self.window.ranks), self.window.steps
+        runs = find_runs(self.window.last_rank, MOST_NAMED) if self.window.count >= STEPS_TO_NAME else []
+        said = tuple((int(ranks[at]), int(steps_at[first]), int(steps_at[last])) for at, first, last in runs)
+        named = tuple(dict.fromkeys(at for at, _, _ in runs)) or named
+        return LateRanks(named, True, level, share, float(lost.mean()) / 1e6, said)
 
     def lateness_ns(self, late: LateRanks, series: RankSeries) -> Floats:
         """How much more each late rank spends on this than the others; in turns, the last of each step."""

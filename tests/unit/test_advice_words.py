@@ -25,6 +25,7 @@ from traceml.analyze.diagnose import (
     diagnose_time,
 )
 from traceml.analyze.resource_views import GaugeView, MemoryView
+from traceml.analyze.window import PHASE_KEYS
 from traceml.schema.summary import Finding
 
 LOOKS = ("Check", "Compare", "Find out", "Inspect", "Look", "Nothing", "See", "Watch")
@@ -61,7 +62,7 @@ def of_time() -> Iterator[Finding]:
         window(input=every(3, 90.0, COUNT, otherwise=1.0), **MODEL, workers=2, epoch_starts=starts),
         window(input=every(20, 400.0, COUNT, otherwise=1.0), **MODEL, workers=2, epoch_starts=starts),
         window(h2d=20.0, **MODEL, clock="device", unmeasured=("sync",)),
-        *(window(**{key: 20.0}, **MODEL) for key in ("wait", "validation", "checkpoint")),
+        *(window(**{**MODEL, key: 20.0}) for key in ("wait", "validation", "checkpoint")),
         *(window(wait=20.0, busy_wait=part, **MODEL) for part in (0.0, 20.0)),
         window(wait=20.0, gc=20.0, gc_wait=20.0, **MODEL),
         window(**MODEL, user={"augment": 20.0}),
@@ -94,8 +95,7 @@ def of_ranks() -> Iterator[Finding]:
     for summary in summaries:
         yield from summary.step_time.issues
     rows = [
-        made.steps(COUNT, measured=made.PHASE_KEYS, h2d=ms, sync=40.0 - ms, **MODEL)
-        for ms in (1.0, 31.0, 1.0)
+        made.steps(COUNT, measured=PHASE_KEYS, h2d=ms, sync=40.0 - ms, **MODEL) for ms in (1.0, 31.0, 1.0)
     ]
     yield from diagnose_time(align([made.rank(each, rank, world_size=3) for rank, each in enumerate(rows)]))
 
@@ -121,7 +121,7 @@ def of_resources() -> Iterator[Finding]:
         yield from diagnose_gauges(GaugeView(gauges, gauges, on_cpu=False, samples=9), "system", "")
     held = ("rss_bytes", "gpu_mem_used_bytes", "gpu_mem_reserved_bytes")
     peak: dict[str, float | None] = dict.fromkeys(held, 95e9)
-    view = GaugeView(
+    process = GaugeView(
         {"cpu_percent": 800.0},
         {**peak, "gpu_mem_allocated_bytes": 5e9},
         gpu_used_by_rank={0: 5e9, 1: 5e9, 2: 95e9},
@@ -131,7 +131,7 @@ def of_resources() -> Iterator[Finding]:
         on_cpu=False,
         samples=9,
     )
-    yield from diagnose_gauges(view, "process", "")
+    yield from diagnose_gauges(process, "process", "")
 
 
 EXAMPLES = [*of_time(), *of_ranks(), *of_resources()]

@@ -291,8 +291,9 @@ def first_kinds(findings: list[Finding], most: int = 2) -> list[str]:
 def test_stall_does_not_raise_the_numbers_of_a_bound(phase: str) -> None:
     """A real bound of 8 ms in 20 ms, and one step of 2 s in the same phase: the bound says 8 of 20 ms."""
     count = 200
-    with_stall = window(count, **{"forward": 12.0, phase: 8.0 + once(100, 2_000.0, count)})
-    without = window(count, **{"forward": 12.0, phase: 8.0})
+    healthy: dict[str, Any] = {"forward": 12.0, phase: 8.0}
+    with_stall = window(count, **{**healthy, phase: 8.0 + once(100, 2_000.0, count)})
+    without = window(count, **healthy)
     bound, alone = (found(BOUNDS[phase], diagnose_time(w)) for w in (with_stall, without))
     assert bound.summary == alone.summary
     assert bound.evidence == alone.evidence

@@ -42,6 +42,7 @@ parser.add_argument("--accumulate", type=int, default=1)
 parser.add_argument("--no-ddp", action="store_true")
 parser.add_argument("--buffers", action="store_true", help="exchanged in each forward, as BatchNorm's")
 parser.add_argument("--rotate", action="store_true", help="the fault moves from rank to rank")
+parser.add_argument("--moves-at", type=int, default=0, help="at this step the fault moves to rank 0")
 args = parser.parse_args()
 
 torch.set_num_threads(1)
@@ -59,7 +60,8 @@ late = dict(words.rsplit(":", 1) for words in args.late)
 
 def fault(place):
     """Every place of a step calls this: input, start, forward, backward, optimizer, end."""
-    if rank == (step % world if args.rotate else args.rank):
+    culprit = 0 if args.moves_at and step >= args.moves_at else args.rank
+    if rank == (step % world if args.rotate else culprit):
         nap(getattr(args, place, 0.0), "fault")
     nap(float(late.get(f"{rank}:{place}", 0)), f"late{rank}")
     if rank == args.rank and (step, place) == (args.stall_at, args.stall_in):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,30 @@ def batch_ms(summary: dict[str, Any]) -> float:
 def delayed(summary: dict[str, Any]) -> float:
     """The share of the time in which the training thread or a worker had no core."""
     return float(summary["process"]["metrics"]["core_wait_percent"]["worst"]["value"] or 0.0) / 100
+
+
+def test_more_torch_threads_use_idle_cores(tmp_path: Path) -> None:
+    """A model that one thread computes while cores are idle: with as many as advised, steps are shorter."""
+    wide = Advised("threads", (), (), "", script="loop.py")
+    words = ("--width", "2048", "--batch", "256", "--steps", "40")
+    before = run(wide, tmp_path / "before", words, traceml)
+    said = before["primary_diagnosis"]["action"]
+    threads = re.search(r"Try more torch threads first: OMP_NUM_THREADS=(\d+)", said)
+    if threads is None:
+        pytest.skip("no core is idle on this machine just now, so there is no such advice")
+    after = run(wide, tmp_path / "after", words, with_threads(int(threads[1])))
+    assert batch_ms(after) < 0.9 * batch_ms(before)
+
+
+def with_threads(count: int) -> TracemlCommand:
+    """`traceml` with this many torch threads."""
+
+    def command(
+        *words: str, cwd: Path, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        return traceml(*words, cwd=cwd, env={**(env or {}), "OMP_NUM_THREADS": str(count)})
+
+    return command
 
 
 def test_cheap_batches_are_not_sent_to_workers(tmp_path: Path, preloaded: PreloadedTraceml) -> None:

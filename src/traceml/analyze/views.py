@@ -122,9 +122,9 @@ class TimeView:
     def skipping(self) -> NDArray[np.int64]:
         """Steps that took more batches than usual, but no longer in backward: a batch was not trained on. In
         uneven accumulation, every batch has a backward pass."""
-        batches, backward = self.window.more_batches + 1, self.window.of(w.BACKWARD)
-        if not batches.size or batches.min() == batches.max():
+        if not self.window.more_batches.any():
             return np.zeros(0, dtype=np.int64)
+        batches, backward = self.window.more_batches + 1, self.window.of(w.BACKWARD)
         more = batches > np.median(batches, axis=1, keepdims=True)
         at = np.flatnonzero(more.any(axis=0))
         if not 0 < len(at) <= w.RARE_SHARE * self.window.count:

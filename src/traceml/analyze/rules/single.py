@@ -84,10 +84,10 @@ def _beyond_usual(values: w.Floats, at: int) -> w.Floats:
 def dropped_steps(view: TimeView) -> Measured | None:
     """Steps that began but never completed took long: the script caught an exception or skipped a batch."""
     window = view.window
+    if not window.dropped_ns.any() and not len(view.skipping):
+        return None
     skipped_ns = view.skipped_ns
     each_ns = skipped_ns + window.dropped_ns if window.dropped_ns.size else skipped_ns
-    if not each_ns.any():
-        return None
     lost = each_ns.sum(axis=1)
     row = int(np.argmax(lost))
     longest = int(np.argmax(each_ns[row]))

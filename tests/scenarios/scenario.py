@@ -333,5 +333,28 @@ SCENARIOS = (
         naps="jitter",
         evidence={"extra_ms": (3000, 0.05), "step": (61, 0.0)},
     ),
+    Scenario(
+        "one stall next to slow input",
+        ("--batch-sleep", "10", "--forward-sleep", "20", "--jitter-every", "60", "--jitter-ms", "4000"),
+        "STALL",
+        phase="wait",
+        says="Step 61 took",
+        naps="jitter",
+        evidence={"extra_ms": (4000, 0.05), "step": (61, 0.0)},
+    ),
+    Scenario(
+        "batches that the loop skips",
+        ("--forward-sleep", "20", "--skip-every", "10", "--skip-ms", "200", "--steps", "80"),
+        "DROPPED STEPS",
+        steps=72,
+        evidence={"times": (8, 0.13)},
+    ),
+    Scenario(
+        "first epoch without a cache",
+        ("--forward-sleep", "20", "--cold-batches", "15", "--cold-ms", "80"),
+        "JITTER",
+        phase="input",
+        says="mostly steps 2 to 15",
+    ),
     Scenario("healthy", ("--width", "2048", "--batch", "128", "--clip"), "COMPUTE-BOUND"),
 )

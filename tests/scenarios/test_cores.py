@@ -21,7 +21,7 @@ def test_processes_that_take_each_other_s_cores_are_named(tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "logs" / "run" / "final_summary.json").read_text())
-    asked = f"2 processes × {cores} threads on {cores} cores: OMP_NUM_THREADS={cores // 2} "
+    asked = f"2 processes × {cores} threads on {cores} cores: try OMP_NUM_THREADS={cores // 2} "
     assert asked in summary["primary_diagnosis"]["action"], done.stderr
     assert "waited for a core" in summary["primary_diagnosis"]["summary"]
     trainings = summary["run"]["trainings"]

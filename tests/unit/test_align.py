@@ -110,6 +110,19 @@ def test_slow_steps_that_keep_coming_are_not_warm_up() -> None:
     assert warmup_of(*made.every(10, 50.0, 100, otherwise=10.0)) == 1
 
 
+@pytest.mark.parametrize("period", [2, 3, 4])
+def test_slow_steps_as_frequent_as_later_ones_are_not_warm_up(period: int) -> None:
+    """Every second to fourth step is slow, from the first one to the last."""
+    rows = made.steps(100, forward=made.every(period, 80.0, 100, otherwise=20.0))
+    assert len(align([made.rank(rows)]).warmup) == 1
+
+
+def test_slow_first_epoch_is_not_warm_up() -> None:
+    """Fifteen steps that get no faster, as without a cache: only the first one is left out."""
+    assert warmup_of(500.0, *[80.0] * 14, *[20.0] * 85) == 1
+    assert warmup_of(500.0, *np.linspace(400.0, 45.0, 14), *[20.0] * 85) == 15
+
+
 def test_warm_up_is_at_most_a_fifth_of_the_run_and_50_steps() -> None:
     """However slow the start, no more than that is left out."""
     assert warmup_of(*[100.0] * 50, *[10.0] * 50) <= 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -86,18 +87,22 @@ def test_slow_workers_on_idle_cores_get_company() -> None:
 def test_worker_start_in_each_epoch_is_told_from_slow_batches() -> None:
     """Epochs of 3 steps whose first one waits for workers to start: keep the workers."""
     starts = frozenset(range(1, 101, 3))
-    found = verdict(workers=2, input=every(3, 90.0, 100, otherwise=1.0), forward=30.0, worker_starts=starts)
+    found = verdict(workers=2, input=every(3, 90.0, 100, otherwise=1.0), forward=30.0, epoch_starts=starts)
     assert "persistent_workers=True" in found.action
 
 
-def test_jitter_of_worker_starts_says_so() -> None:
-    """Epochs of 20 steps: the slow steps are those in which workers start."""
+def test_jitter_where_epochs_begin_says_so() -> None:
+    """Epochs of 20 steps: the slow steps are those in which workers start, or the dataset without them."""
     slow = every(20, 400.0, 100, otherwise=1.0)
-    made = window(workers=2, input=slow, forward=50.0, worker_starts=frozenset(range(1, 101, 20)))
+    made = window(workers=2, input=slow, forward=50.0, epoch_starts=frozenset(range(1, 101, 20)))
     found = diagnose_time(made)[0]
     assert found.kind == "JITTER"
     assert "an epoch begins: loader workers start, so set persistent_workers=True" in found.action
-    other = window(workers=2, input=slow, forward=50.0, worker_starts=frozenset({50}))
+    alone = diagnose_time(window(input=slow, forward=50.0, epoch_starts=frozenset(range(1, 101, 20))))[0]
+    assert "an epoch begins: look at what the dataset and its sampler do then" in alone.action
+    between = diagnose_time(window(wait=slow, forward=50.0, epoch_starts=frozenset(range(1, 101, 20))))[0]
+    assert between.action == "In those steps an epoch begins: look at what the loop does between epochs."
+    other = window(workers=2, input=slow, forward=50.0, epoch_starts=frozenset({50}))
     assert "persistent_workers" not in diagnose_time(other)[0].action
 
 
@@ -120,3 +125,25 @@ def test_starved_run_is_not_told_to_start_more_processes() -> None:
     assert "would only compete" in verdict(starved, input=34.0, forward=4.0).action
     with_worker = verdict(starved, 1, input=34.0, forward=4.0)
     assert "more than 1 worker cannot help: try a cheaper" in with_worker.action
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_loading_that_waits_gets_workers_even_on_starved_cores(workers: int) -> None:
+    """Other work has the cores, but the dataset only sleeps: waiting competes with nobody. No promise."""
+    starved = CoreUse(cores=2, run_busy=0.1, others_busy=1.9, wait_share=0.25)
+    found = verdict(starved, workers, input=40.0, forward=6.0)
+    assert "compete" not in found.action
+    assert "cannot help" not in found.action
+    assert re.search(r"try (to load .*)?num_workers=\d", found.action)
+    assert found.potential_is_bound is True
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_loading_of_unknown_kind_is_advised_with_a_condition(workers: int) -> None:
+    """Two torch threads want the cores half of the time, and nobody knows what loading did meanwhile."""
+    starved = CoreUse(cores=2, threads=2, run_busy=0.8, others_busy=1.2, wait_share=0.4)
+    found = verdict(starved, workers, input=20.0, forward=20.0)
+    assert (
+        f"try num_workers={workers + 1} if loading waits for storage or a network, otherwise" in found.action
+    )
+    assert found.potential_is_bound is True

@@ -47,16 +47,16 @@ def test_lack_of_cores_comes_before_any_other_advice(kind: str) -> None:
     [
         (
             {"processes": 2, "threads": 2, "others_busy": 0.0},
-            "the run competes with itself, 2 processes × 2 threads on 2 cores: OMP_NUM_THREADS=1 ",
+            "the run competes with itself, 2 processes × 2 threads on 2 cores: try OMP_NUM_THREADS=1 ",
         ),
         (
             {"threads": 8, "others_busy": 0.0},
-            "the run competes with itself, 1 process × 8 threads on 2 cores: OMP_NUM_THREADS=2 ",
+            "the run competes with itself, 1 process × 8 threads on 2 cores: try OMP_NUM_THREADS=2 ",
         ),
-        ({"processes": 4, "others_busy": 0.0}, "4 processes × 1 thread on 2 cores: start fewer processes"),
+        ({"processes": 4, "others_busy": 0.0}, "4 processes × 1 thread on 2 cores: try fewer processes"),
         (
             {"workers": 4, "others_busy": 0.0},
-            "1 process × 1 thread and 4 loader workers on 2 cores: use fewer loader workers",
+            "1 process × 1 thread and 4 loader workers on 2 cores: try fewer loader workers",
         ),
         (
             {"threads": 2, "others_busy": 1.3},

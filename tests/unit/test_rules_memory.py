@@ -10,8 +10,8 @@ import pytest
 from tests.unit import made
 from traceml.analyze.align import align
 from traceml.analyze.diagnose import diagnose_memory
+from traceml.analyze.resource_views import MemoryView
 from traceml.analyze.sections import memory_section, memory_view
-from traceml.analyze.views import MemoryView
 from traceml.schema import catalog as c
 from traceml.schema.recorded import RankRecording
 from traceml.schema.summary import CRIT, INFO, WARN, Finding

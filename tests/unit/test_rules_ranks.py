@@ -356,3 +356,30 @@ def test_large_sync_share_that_no_rule_judges_gets_a_sentence() -> None:
     assert "SYNC_SHARE" not in {f.kind for f in quiet}
     straggling = coupled(usual(8, forward=only(1, 30.0))).step_time.issues
     assert "SYNC_SHARE" not in {f.kind for f in straggling}
+
+
+def test_jitter_of_a_rank_that_stops_after_the_exchange_is_blamed_on_it() -> None:
+    """r0 saves every ten steps, after the exchange, so the others wait for it in their next step."""
+    saves = made.every(10, 400.0, COUNT, offset=4)
+    rows = []
+    for number, phases in enumerate(usual(4)):
+        waits = np.roll(saves, 1) if number else 0.0
+        mine = {**phases, "checkpoint": saves if number == 0 else 0.0}
+        rows.append(made.steps(COUNT, measured=MEASURED, **mine, sync=1.0 + waits))
+    ranks = [made.rank(each, number, world_size=4) for number, each in enumerate(rows)]
+    findings = summarize(RunRecording(ranks=ranks), FACTS).step_time.issues
+    (jitter,) = [f for f in findings if f.kind == "JITTER"]
+    assert (jitter.ranks, jitter.phase) == ([0], "checkpoint"), jitter.summary
+    assert "in checkpoint on r0" in jitter.summary
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 64])
+def test_slow_rank_that_changes_once_is_told_with_its_steps(ranks: int) -> None:
+    """r0 is late in the first half of the run, r1 in the second: no turns, but one after the other."""
+    half = np.arange(COUNT) < COUNT // 2
+    late = {0: np.where(half, 30.0, 0.0), 1: np.where(half, 0.0, 30.0)}
+    primary = coupled(usual(ranks, input=lambda rank: late.get(rank, 0.0))).primary_diagnosis
+    assert (primary.kind, primary.ranks, primary.phase) == ("INPUT_STRAGGLER", [0, 1], "input")
+    assert "r0 in steps 2 to 50, r1 in steps 51 to 100." in primary.summary
+    assert primary.action.startswith("Find out what moved from one rank to the next")
+    assert primary.evidence["excess_ms"] == pytest.approx(30, abs=1.5)

@@ -278,3 +278,118 @@ def test_slowdown_with_the_same_work_stays_a_slowdown() -> None:
     level = np.where(np.arange(COUNT) < 50, 16.0, 32.0)
     findings = diagnose_time(window(COUNT, forward=level, samples=np.full((1, COUNT), 8.0)))
     assert found("SLOWDOWN", findings).severity == CRIT
+
+
+# ---- a stall next to something else
+
+
+def first_kinds(findings: list[Finding], most: int = 2) -> list[str]:
+    return [f.kind for f in findings if f.severity != "info"][:most]
+
+
+@pytest.mark.parametrize("phase", ["input", "wait"])
+def test_stall_does_not_raise_the_numbers_of_a_bound(phase: str) -> None:
+    """A real bound of 8 ms in 20 ms, and one step of 2 s in the same phase: the bound says 8 of 20 ms."""
+    count = 200
+    healthy: dict[str, Any] = {"forward": 12.0, phase: 8.0}
+    with_stall = window(count, **{**healthy, phase: 8.0 + once(100, 2_000.0, count)})
+    without = window(count, **healthy)
+    bound, alone = (found(BOUNDS[phase], diagnose_time(w)) for w in (with_stall, without))
+    assert bound.summary == alone.summary
+    assert bound.evidence == alone.evidence
+    assert bound.severity == CRIT
+    assert "8.00 ms of a 20.0 ms step" in bound.summary
+
+
+BOUNDS = {"input": "INPUT_BOUND", "wait": "WAIT_HEAVY"}
+
+
+@pytest.mark.parametrize(
+    ("ms", "order"), [(600.0, ["INPUT_BOUND", "STALL"]), (8_000.0, ["STALL", "INPUT_BOUND"])]
+)
+def test_stall_and_bound_are_ordered_by_what_they_cost_the_run(ms: float, order: list[str]) -> None:
+    """Both are critical. 100 steps of 20 ms lose 0.8 s to input, and 0.6 s or 8 s to one step."""
+    findings = diagnose_time(window(COUNT, forward=12.0, input=8.0 + once(50, ms)))
+    assert first_kinds(findings) == order
+    whole = COUNT * 20.0 + ms
+    assert found("INPUT_BOUND", findings).score == pytest.approx(99 * 8.0 / whole)
+    assert found("STALL", findings).score == pytest.approx(ms / whole)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_stall_of_a_run_without_a_bound_is_the_only_finding(phase: str) -> None:
+    """2 s in one step of a healthy run: no bound is made of it, and the gain is that of the stall."""
+    findings = diagnose_time(stalled(phase, 50, 2_000.0))
+    assert first_kinds(findings) == ["STALL"]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("phase", ["input", "backward"])
+def test_stall_of_a_rank_makes_no_straggler_and_no_communication(ranks: int, phase: str) -> None:
+    """20 s on one rank are most of the run: still only a stall, and nothing about all steps."""
+    found = stops(ranks, 60, **{phase: {1: 20_000.0}}).step_time.issues
+    assert first_kinds(found) == ["STALL"]
+
+
+def test_straggler_and_stall_of_another_rank_are_both_reported() -> None:
+    """r1 is always late, and once r0 stops: the straggler's numbers are those without the stall."""
+    own = usual(
+        4,
+        forward=lambda rank: 20.0 if rank == 1 else 0.0,
+        input=lambda rank: once(60, 20_000.0 * (rank == 0)),
+    )
+    findings = coupled(own).step_time.issues
+    assert first_kinds(findings) == ["STALL", "COMPUTE_STRAGGLER"]
+    assert found("STALL", findings).ranks == [0]
+    late = found("COMPUTE_STRAGGLER", findings)
+    assert late.ranks == [1]
+    assert late.evidence["excess_ms"] == pytest.approx(20, abs=1)
+    assert late.evidence["slowest_step_ms"] == pytest.approx(59, abs=2)
+    assert late.evidence["cost_ms"] == pytest.approx(20, abs=1)
+
+
+# ---- skipped batches
+
+
+def skipping(count: int = COUNT, *, backward: float = 10.0, each: float = 300.0, at: Any = None) -> Window:
+    """Every tenth step takes two batches and `each` ms more; then `backward` is that of those steps."""
+    slow = made.every(10, 1.0, count, offset=7) if at is None else once(at, 1.0, count)
+    return window(
+        count,
+        forward=15.0 + 15.0 * slow,
+        backward=10.0 + (backward - 10.0) * slow,
+        wait=each * slow,
+        more_batches=slow[None, :],
+    )
+
+
+def test_skipped_batches_are_dropped_steps() -> None:
+    """A batch without a backward pass, as after a caught exception: dropped steps, no jitter."""
+    findings = diagnose_time(skipping())
+    assert first_kinds(findings) == ["DROPPED_STEPS"]
+    dropped = findings[0]
+    assert (dropped.evidence["times"], dropped.evidence["step"]) == (10, 8)
+    assert dropped.evidence["lost_ms"] == pytest.approx(10 * 315.0)
+    assert dropped.score == pytest.approx(3150 / (3150 + 2500))
+
+
+def test_one_skipped_batch_is_no_stall() -> None:
+    """It took 20 s: one event has one name."""
+    findings = diagnose_time(skipping(each=20_000.0, at=50))
+    assert first_kinds(findings) == ["DROPPED_STEPS"]
+    assert findings[0].evidence["step"] == 51
+
+
+def test_uneven_accumulation_is_not_called_dropped_steps() -> None:
+    """Every tenth step has two batches and two backward passes."""
+    findings = diagnose_time(skipping(backward=20.0))
+    assert first_kinds(findings) == ["JITTER"]
+    assert "; they take 2 batches instead of 1." in findings[0].summary
+    assert "in wait, after the forward pass" in findings[0].summary
+
+
+def test_steps_that_always_take_several_batches_skip_none() -> None:
+    """Accumulation of four, or of one and two in turns."""
+    for more in (np.full((1, COUNT), 3.0), 1.0 * (np.arange(COUNT) % 2)[None, :]):
+        findings = diagnose_time(window(COUNT, forward=15.0, backward=10.0, more_batches=more))
+        assert "DROPPED_STEPS" not in kinds(findings)

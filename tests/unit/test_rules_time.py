@@ -277,13 +277,24 @@ def test_period_is_found_among_smaller_irregular_slow_steps() -> None:
     assert found.evidence["extra_ms"] == pytest.approx(60)
 
 
-def test_jitter_in_several_phases_names_no_phase() -> None:
-    """A cause is named only when it explains 80 % of the excess."""
+def test_slow_steps_in_one_stretch_are_said_to_be() -> None:
+    """The first epoch waits for storage, the later ones do not: which steps, and where."""
+    slow = np.where(np.arange(100) < 20, 80.0, 0.1)
+    found = first(window(input=slow, forward=20.0))
+    assert found.kind == "JITTER"
+    assert "Slow steps (20 of 100 steps, mostly steps 1 to 20)" in found.summary
+    assert found.phase == "input"
+
+
+def test_jitter_in_several_phases_blames_none_and_names_the_two_largest() -> None:
+    """A cause is named only when it explains 80 % of the excess. Otherwise the sentence has two shares."""
     found = first(
         window(forward=every(10, 300, 100, otherwise=50.0), backward=every(10, 300, 100, otherwise=50.0))
     )
     assert (found.kind, found.phase) == ("JITTER", None)
-    assert "spread over several phases" in found.summary
+    assert "(every 10 steps)" in found.summary
+    assert found.summary.endswith("50.0 % of the extra time is in forward and 50.0 % in backward.")
+    assert found.action.endswith("look at forward and backward.")
 
 
 def test_garbage_collection_is_named_as_the_cause_of_jitter() -> None:

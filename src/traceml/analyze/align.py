@@ -17,6 +17,7 @@ from traceml.schema.recorded import RankRecording
 WARMUP_FACTOR: Final = 2.0
 WARMUP_MOST_STEPS: Final = 50
 WARMUP_MOST_SHARE: Final = 0.2
+PLATEAU_STEPS: Final = 6
 WARMUP_MOST_RANKS: Final = 256
 """With more ranks, an even selection of them decides how long the warm-up is."""
 NOTABLE_SHARE: Final = 0.1
@@ -55,12 +56,12 @@ def align_ranks(newest: Ranks, last: int | None = None) -> Window:
     device_rows = _device_rows(ranks, steps)
     if device_rows:
         arrays.use_device(device_rows)
-    starts = [e for r in ranks for e in r.events if e.kind == "epoch_start" and e.workers]
+    starts = [e for r in ranks for e in r.events if e.kind == "epoch_start"]
     return replace(
         arrays.window(tuple(with_steps), steps),
         clock="device" if device_rows else "host",
         workers=max((e.workers or 0 for e in starts), default=0),
-        worker_starts=frozenset(e.step for e in starts if e.step is not None),
+        epoch_starts=frozenset(e.step for e in starts if e.step is not None),
         batches_per_step=max(1.0, float(np.mean(ranks[0].rows["micro_batches"]))),
         warmup=warmup_ms,
         total_steps=len(held.common) + earlier,
@@ -92,15 +93,20 @@ def _warmup(
 
 def _leading_slow(lead: Floats, after: Floats) -> int:
     """How many leading steps are warm-up: the first one (it does not begin at the end of a step), and every
-    one up to the last leading step that took twice as long as the steps that follow."""
+    one up to the last leading step that took twice as long as later steps, and longer than most of them."""
     last = 0
     notable = NOTABLE_SHARE * float(lead.sum() + after.sum())
-    for index in np.flatnonzero(lead > WARMUP_FACTOR * float(np.median(after))):
+    usual = max(WARMUP_FACTOR * float(np.median(after)), float(np.percentile(after, 90)))
+    for index in np.flatnonzero(lead > usual):  # no slower than many later steps is no warm-up
         if index > 2 * last + 3:
             break  # slow steps that keep coming are not warm-up: only an unbroken or thinning lead counts
         if index and lead[index] > max(notable, WARMUP_FACTOR * float(lead[:index].max())):
             break  # nor is one that takes far longer than the first: it must not vanish
         last = int(index)
+    slow = lead[1 : last + 1][lead[1 : last + 1] > usual]
+    early, late = np.array_split(slow, 2)
+    if len(slow) >= PLATEAU_STEPS and np.median(late) > np.median(early) / 2:
+        return 1  # nor are many that get no faster: a first epoch without a cache
     return last + 1
 
 

@@ -87,10 +87,10 @@ class CoreUse:
     def _remedy(self) -> str:
         threads = max(1, self.cores // self.processes)  # no two threads of the run share a core
         if threads < self.threads:
-            return f"OMP_NUM_THREADS={threads} (or torch.set_num_threads({threads}))"
+            return f"try OMP_NUM_THREADS={threads} (or torch.set_num_threads({threads}))"
         if self.workers:
-            return "use fewer loader workers"
-        return "start fewer processes, or use more cores"
+            return "try fewer loader workers"
+        return "try fewer processes, or more cores"
 
     @property
     def more_threads(self) -> int | None:

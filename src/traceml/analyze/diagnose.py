@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Final
 
-from traceml.analyze.rules import change, memory, ranks, system, time
-from traceml.analyze.rules.input_advice import consider_worker_starts
+from traceml.analyze.resource_views import GaugeView, MemoryView
+from traceml.analyze.rules import change, memory, ranks, single, system, time
+from traceml.analyze.rules.input_advice import consider_epoch_starts
 from traceml.analyze.rules.lack_of_cores import consider_cores
 from traceml.analyze.rules.rule import WARN_SHARE, Rule, View, informational, ordered
-from traceml.analyze.views import GaugeView, MemoryView, RankView, TimeView
+from traceml.analyze.views import FEWEST_STEPS, RankView, TimeView
 from traceml.analyze.window import H2D, LABELS, SYNC, Window
 from traceml.schema import fmt
 from traceml.schema.summary import CRIT, INFO, Finding, Primary
 
-STEPS_FOR_ANY: Final = 2
 STEPS_FOR_CRITICAL: Final = 20
 TOO_SHORT_SHARE: Final = 0.10
 """If TraceML's own cost is a larger share of the step than this, the step is too short to judge."""
@@ -24,7 +24,7 @@ TOO_SHORT_SHARE: Final = 0.10
 def all_rules() -> dict[str, tuple[Rule[Any], ...]]:
     """Every diagnosis by section, in the order of the documentation."""
     return {
-        "step_time": (*time.RULES, *ranks.RULES, *change.RULES),
+        "step_time": (*time.RULES, *ranks.RULES, *change.RULES, *single.RULES),
         "step_memory": memory.RULES,
         "system": system.SYSTEM_RULES,
         "process": system.PROCESS_RULES,
@@ -41,18 +41,22 @@ class _Verdicts:
         self._measured = measured
         self._last_resorts: list[tuple[Rule[Any], object]] = []
 
-    def apply(self, rules: Sequence[Rule[View]], view: View) -> None:
+    def apply(self, rules: Sequence[Rule[View]], view: View, of_all: float = 1.0) -> None:
+        """`of_all` is the share of all time that this view is about."""
         for rule in rules:
             if rule.only_if_nothing_else:
                 self._last_resorts.append((rule, view))
             else:
-                self._apply(rule, view)
+                self._apply(rule, view, of_all)
 
-    def _apply(self, rule: Rule[View], view: View) -> None:
+    def _apply(self, rule: Rule[View], view: View, of_all: float = 1.0) -> None:
         lacking = [key for key in rule.needs if not self._measured(key)]
         self.missing += [key for key in lacking if key not in self.missing]
         measured = rule.measure(view) if not lacking else None
-        finding = rule.finding(measured, self._critical_allowed) if measured is not None else None
+        if measured is None:
+            return
+        of_view = replace(measured, score=measured.score * of_all)
+        finding = rule.finding(of_view, self._critical_allowed)
         if finding is not None and not rule.is_redundant(finding, self._found):
             self._found.append(finding)
 
@@ -83,34 +87,36 @@ def diagnose_time(window: Window) -> list[Finding]:
     if too_little is not None:
         return [too_little]
     view = TimeView(window)
+    calm, of_all = view.calm, view.calm_share
     verdicts = _Verdicts(window.count >= STEPS_FOR_CRITICAL, window.measured)
     if window.clock != "device" and window.measured(H2D):
         verdicts.missing.append(H2D)  # copies are judged on the device clock, which is incomplete
-    verdicts.apply(time.RULES, view)
+    verdicts.apply(time.RULES, calm, of_all)
     if len(window.ranks) > 1:
-        verdicts.apply(ranks.RULES, RankView(window))
-    elif window.measured(SYNC) and window.median_share(window.of(SYNC)) >= WARN_SHARE:
+        verdicts.apply(ranks.RULES, RankView(calm.window), of_all)
+    elif window.measured(SYNC) and calm.window.median_share(calm.window.of(SYNC)) >= WARN_SHARE:
         verdicts.missing.append("the other ranks, which this one waits for")
-    verdicts.apply(change.RULES, view)
-    step_ms = view.step_ms
+    verdicts.apply(change.RULES, calm, of_all)
+    verdicts.apply(single.RULES, view)
+    step_ms = calm.step_ms
     balanced = informational(
         "BALANCED",
         f"No single bottleneck dominates a step of {fmt.ms(step_ms)}.",
         "Optimize further only if the throughput is too low; compare runs to see what changed.",
         step_ms=step_ms,
     )
-    found = (consider_worker_starts(finding, view) for finding in verdicts.findings(balanced))
+    found = (consider_epoch_starts(finding, calm) for finding in verdicts.findings(balanced))
     return [consider_cores(finding, window.core_use) for finding in found]
 
 
 def _too_little(window: Window) -> Finding | None:
     """The finding about a window that has too little to judge."""
     total, count = window.total_steps, window.count
-    if total < STEPS_FOR_ANY or (count < STEPS_FOR_ANY and not window.warmup):
+    if total < FEWEST_STEPS or (count < FEWEST_STEPS and not window.warmup):
         done = {0: "No training step was completed", 1: "Only one training step was completed"}
         why = f"{done.get(total, 'Too few steps were completed')}; at least two are needed."
         return informational("NO_DATA", why, "Let the run complete a few steps.", steps=total)
-    if count < STEPS_FOR_ANY:
+    if count < FEWEST_STEPS:
         why = f"All {total} completed steps look like warm-up (first step {fmt.ms(window.warmup[0])})."
         return informational("WARMUP", why, "Let the run complete more steps.", steps=total)
     own_ms, step_ms = window.mean_ms(window.overhead_ns), window.mean_ms(window.step_ns)
@@ -125,7 +131,7 @@ def _too_little(window: Window) -> Finding | None:
 
 def diagnose_memory(view: MemoryView | None) -> list[Finding]:
     """Sorted findings; never empty."""
-    if view is None or len(view.steps) < STEPS_FOR_ANY:
+    if view is None or len(view.steps) < FEWEST_STEPS:
         why = "Too few completed steps with a memory reading."
         return [informational("NO_DATA", why, "Let the run complete more steps.")]
     verdicts = _Verdicts(len(view.steps) >= STEPS_FOR_CRITICAL)
@@ -157,7 +163,8 @@ def choose_primary(
     section, finding = next((section, found[0]) for section, found in candidates if found)
     speedup, how = None, None
     cost = finding.evidence.get("saves_ms", finding.evidence.get("cost_ms"))
-    slowest = finding.evidence.get("slowest_step_ms", step_ms)  # all ranks are as slow as the slowest
+    # All ranks are as slow as the slowest; a bound is a part of the steps that it was judged by.
+    slowest = finding.evidence.get("slowest_step_ms", finding.evidence.get("step_ms", step_ms))
     if isinstance(cost, float) and isinstance(slowest, float) and 0 < cost < slowest:
         speedup = slowest / (slowest - cost)
         how = f"mean step {fmt.ms(slowest)}, {fmt.ms(slowest - cost)} without these {fmt.ms(cost)}"

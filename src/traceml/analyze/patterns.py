@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +16,9 @@ FEWEST_SLOW: Final = 3
 STALL_FACTOR: Final = 3.0
 STALL_LEAST_NS: Final = 50e6
 """A stall takes at least so many times the median step, and so much longer: any machine has hiccups."""
+STRETCH_SHARE: Final = 0.8
+RUN_SHARE: Final = 0.1
+"""A shorter part of a series is noise between two runs."""
 SHIFT_SHARE: Final = 0.15
 SHIFT_SIDE_STEPS: Final = 20
 
@@ -84,6 +88,33 @@ def find_stalls(values: Floats) -> NDArray[np.int64]:
     at = at[extra[at] >= STALL_LEAST_NS]
     largest = dominant_slow_steps(at, extra[at]) if len(at) else at
     return largest if len(largest) < FEWEST_SLOW else largest[:0]
+
+
+def find_stretch(indices: NDArray[np.int64]) -> tuple[int, int] | None:
+    """(first, last) of the longest stretch with nearly all of these steps and hardly any others, or None."""
+    for most in range(len(indices), max(FEWEST_SLOW, math.ceil(STRETCH_SHARE * len(indices))) - 1, -1):
+        lengths = indices[most - 1 :] - indices[: len(indices) - most + 1] + 1
+        at = int(np.argmin(lengths))
+        if lengths[at] * STRETCH_SHARE <= most:
+            return int(indices[at]), int(indices[at + most - 1])
+    return None
+
+
+def find_runs(values: NDArray[np.intp], most: int) -> list[tuple[int, int, int]]:
+    """(value, first, last) of a series that keeps one value for long and then another, at most so many."""
+    if not len(values):
+        return []
+    begins = np.flatnonzero(np.diff(values, prepend=values[0] - 1))
+    ends = np.append(begins[1:], len(values)) - 1
+    found: list[tuple[int, int, int]] = []
+    for first, last in zip(begins.tolist(), ends.tolist(), strict=True):
+        value, is_same = int(values[first]), bool(found) and found[-1][0] == values[first]
+        if is_same:
+            found[-1] = (value, found[-1][1], last)
+        elif last - first + 1 >= RUN_SHARE * len(values):
+            found.append((value, first, last))
+    kept = sum(int(np.sum(values[first : last + 1] == value)) for value, first, last in found)
+    return found if 2 <= len(found) <= most and kept >= STRETCH_SHARE * len(values) else []
 
 
 def find_period(indices: NDArray[np.int64]) -> int | None:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from traceml.analyze import metrics as m
 from traceml.analyze.diagnose import diagnose_gauges, diagnose_memory, diagnose_time
+from traceml.analyze.resource_views import GaugeView, MemoryView
 from traceml.analyze.samples import Rows, Samples, Times, machines, system_samples
-from traceml.analyze.views import GaugeView, MemoryView
 from traceml.analyze.window import Floats, Window
 from traceml.schema import catalog as c
 from traceml.schema import fmt
@@ -90,7 +90,7 @@ def device_capacities(ranks: Sequence[RankRecording]) -> list[float | None]:
 
 
 def ram_totals(ranks: Sequence[RankRecording], recording: RunRecording) -> list[float | None]:
-    """The memory of each rank's machine, computed from the used bytes and their share; None if unknown."""
+    """The memory of each rank's machine or container, from the bytes in use and their share, if known."""
     totals: dict[int, float | None] = {}
     for node in {r.node for r in ranks}:
         rows = recording.gauges(node).system_rows

@@ -1,8 +1,8 @@
-"""What the rules look at: the typical rank's time, the ranks compared, memory, and the gauges."""
+"""What the rules about time look at: the typical rank's time, and the ranks compared."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceml.analyze import window as w
-from traceml.analyze.patterns import SHIFT_SHARE, Shift, find_shift, find_stalls
+from traceml.analyze.patterns import SHIFT_SHARE, Shift, find_runs, find_shift, find_stalls
 from traceml.analyze.rules.rule import CRIT_SHARE, EXPLAINED_SHARE, TYPICAL_PART, WARN_SHARE, judged_share
 from traceml.analyze.window import Floats, RankSeries
 from traceml.schema import catalog as c
@@ -28,6 +28,7 @@ ALWAYS_LATE_SHARE: Final = 0.75
 """A rank that is late in this share of the steps is always late; ranks that take turns are not."""
 STEPS_TO_NAME: Final = 40
 """With fewer steps, which of many ranks take turns is chance."""
+FEWEST_STEPS: Final = 2
 MOST_BURDENED: Final = 64
 MOST_NAMED: Final = 4
 """If more ranks than this, or more than half of them, take turns at being last, none is named."""
@@ -118,17 +119,61 @@ class TimeView:
         return found
 
     @cached_property
+    def skipping(self) -> NDArray[np.int64]:
+        """Steps that took more batches than usual, but no longer in backward: a batch was not trained on. In
+        uneven accumulation, every batch has a backward pass."""
+        if not self.window.more_batches.any():
+            return np.zeros(0, dtype=np.int64)
+        batches, backward = self.window.more_batches + 1, self.window.of(w.BACKWARD)
+        more = batches > np.median(batches, axis=1, keepdims=True)
+        at = np.flatnonzero(more.any(axis=0))
+        if not 0 < len(at) <= w.RARE_SHARE * self.window.count:
+            return at[:0]
+        grown, expected = (
+            float(np.median(v[more]) / max(np.median(v[~more]), 1.0)) for v in (backward, batches)
+        )
+        return at if 0 < grown < (1 + expected) / 2 else at[:0]
+
+    @cached_property
+    def skipped_ns(self) -> Floats:
+        """(rank, step): what batches cost that were not trained on."""
+        steps, at = self.window.net_step_ns, self.skipping
+        if not len(at):
+            return np.zeros(steps.shape)
+        usual = np.median(np.delete(steps, at, axis=1), axis=1, keepdims=True)
+        found = np.zeros(steps.shape)
+        found[:, at] = np.maximum(steps[:, at] - usual, 0.0)
+        return found
+
+    @cached_property
     def stalls(self) -> NDArray[np.int64]:
-        return find_stalls(self.slowest_steps)
+        steps = self.slowest_steps.copy()
+        steps[self.skipping] = np.median(steps)
+        return find_stalls(steps)
+
+    @cached_property
+    def calm(self) -> TimeView:
+        """Without single steps that stand out: what is said about all steps must not come from them. Ranks
+        that wait for the one that stalled may do so in the next step."""
+        after = self.stalls + 1 if len(self.window.ranks) > 1 else self.stalls
+        outstanding = np.unique(np.concatenate([self.stalls, after, self.skipping]))
+        outstanding = outstanding[outstanding < self.window.count]
+        is_enough = self.window.count - len(outstanding) >= FEWEST_STEPS
+        return TimeView(self.window.without(outstanding)) if len(outstanding) and is_enough else self
+
+    @cached_property
+    def calm_share(self) -> float:
+        """Of all time: the part that is not spent in steps that stand out."""
+        if self.calm is self:
+            return 1.0
+        return float(self.calm.window.net_step_ns.sum() / self.window.net_step_ns.sum())
 
     @cached_property
     def regular_steps(self) -> Floats:
-        """`typical_steps` scaled back after a lasting shift and without stalls: only jitter is left."""
+        """`typical_steps` scaled back after a lasting shift: only jitter is left."""
         found: Floats = self.typical_steps.copy()
         if self.shift is not None:
             found[self.shift.at :] *= self.shift.before / self.shift.after
-        for at in self.stalls:  # ranks that wait for the one that stalled may do so in the next step
-            found[at : at + 2] = np.minimum(found[at : at + 2], np.median(found))
         return found
 
 
@@ -161,6 +206,7 @@ class LateRanks:
     level: float  # share of a typical step, without what ordinary spread or a lack of cores explains
     share: float  # of all time
     cost_ms: float
+    runs: tuple[tuple[int, int, int], ...] = ()  # (rank, first and last step) if each was last for long
 
 
 @dataclass(frozen=True)
@@ -297,7 +343,11 @@ class RankView:
         count = int(np.searchsorted(np.cumsum(blame[worst]), EXPLAINED_SHARE)) + 1
         few = count <= min(MOST_NAMED, len(blame) // 2) and self.window.count >= STEPS_TO_NAME
         named = tuple(sorted(worst[:count].tolist())) if few else ()
-        return LateRanks(named, True, level, share, float(lost.mean()) / 1e6)
+        ranks, steps_at = np.array(self.window.ranks), self.window.steps
+        runs = find_runs(self.window.last_rank, MOST_NAMED) if self.window.count >= STEPS_TO_NAME else []
+        said = tuple((int(ranks[at]), int(steps_at[first]), int(steps_at[last])) for at, first, last in runs)
+        named = tuple(dict.fromkeys(at for at, _, _ in runs)) or named
+        return LateRanks(named, True, level, share, float(lost.mean()) / 1e6, said)
 
     def lateness_ns(self, late: LateRanks, series: RankSeries) -> Floats:
         """How much more each late rank spends on this than the others; in turns, the last of each step."""
@@ -333,46 +383,3 @@ def _behind(series: RankSeries, group: tuple[int, ...]) -> Floats:
     others = RankSeries(np.delete(series.values, group, axis=0))
     found: Floats = series.values[list(group)] - others.medians
     return found
-
-
-@dataclass(frozen=True)
-class MemoryView:
-    """Peak memory per step: of the device if every rank has it, otherwise of the processes."""
-
-    ranks: tuple[int, ...]
-    steps: NDArray[np.int64]
-    memory: str  # device | rss
-    values: dict[str, Floats]  # by metric, (rank, step); NaN where it was not read
-    capacities: Floats | None = None  # of each rank's device or machine; None unless all are known
-
-    @property
-    def peak(self) -> Floats:
-        return self.values["peak_allocated_bytes" if self.memory == "device" else "rss_bytes"]
-
-    @property
-    def reserved(self) -> Floats:
-        """What is taken from the capacity."""
-        return self.values["peak_reserved_bytes"] if self.memory == "device" else self.peak
-
-    @cached_property
-    def typical_peak(self) -> Floats:
-        """For each step the median over ranks."""
-        return w.median_over_ranks(self.peak)
-
-    @property
-    def noun(self) -> str:
-        return "device memory" if self.memory == "device" else "resident memory of the process"
-
-
-@dataclass(frozen=True, slots=True)
-class GaugeView:
-    """Mean and peak of each gauge while the ranks trained, and what they are compared with."""
-
-    mean: dict[str, float | None]
-    peak: dict[str, float | None]
-    gpu_used_by_rank: dict[int, float] = field(default_factory=dict)
-    cores: int = 1
-    ram_total: float | None = None
-    gpu_capacity: float | None = None
-    on_cpu: bool = True  # the model trains on the CPU
-    samples: int = 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,15 +120,30 @@ class Window:
     hosts: tuple[str, ...] = ()
     memory: dict[str, Floats] = field(default_factory=dict)  # bytes by metric, (rank, step)
     switches: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # phase switches, (rank, step)
+    more_batches: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # than one, (rank, step)
     dropped_ns: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # between the step before and this
     cpu_delay_share: float = 0.0  # share of time that other processes kept the ranks' threads from a core
     core_use: CoreUse = field(default_factory=CoreUse)
     batches_per_step: float = 1.0
-    worker_starts: frozenset[int] = frozenset()  # steps in which loader workers were started
+    epoch_starts: frozenset[int] = frozenset()  # steps in which a loader, and its workers, were started
 
     @property
     def count(self) -> int:
         return len(self.steps)
+
+    def without(self, at: NDArray[np.int64]) -> Window:
+        """The same window without the steps at these places."""
+        kept = np.setdiff1d(np.arange(self.count), at)
+
+        def thinned(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {key: thinned(part) for key, part in value.items()}
+            if not isinstance(value, np.ndarray) or value.shape[:2] != self.step_ns.shape:
+                return value
+            return np.moveaxis(np.moveaxis(value, 1, -1)[..., kept], -1, 1)  # steps stay next to each other
+
+        changed = {f.name: thinned(getattr(self, f.name)) for f in fields(self)}
+        return replace(self, **{**changed, "steps": self.steps[kept]})
 
     @cached_property
     def user_keys(self) -> tuple[str, ...]:

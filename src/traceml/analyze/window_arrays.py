@@ -38,6 +38,7 @@ class WindowArrays:
         self.step_ns = np.empty(shape)
         self.overhead_ns = np.empty(shape)
         self.switches, self.dropped_ns = np.empty(shape), np.zeros(shape)
+        self.more_batches = np.zeros(shape)
         self.parts = {name: np.zeros(shape) for name in ("gc_us", "gc_wait_us", "busy_wait_us")}
         self.amounts = {name: np.broadcast_to(np.nan, shape) for name in ("samples", "tokens")}
         self.memory = {key: np.broadcast_to(np.nan, shape) for key in MEMORY_FLAGS}
@@ -50,6 +51,7 @@ class WindowArrays:
             self._fill_user(at, rows)
             costs = [r.header.get("overhead", {}) for r in self._recordings[at]]
             self.switches[at] = rows["switches"]
+            _put(self.more_batches[at], rows["micro_batches"].astype(np.int64) - 1)
             self.overhead_ns[at] = self.switches[at] * np.array(
                 [[float(cost.get("switch_ns", 0))] for cost in costs]
             )
@@ -94,7 +96,7 @@ class WindowArrays:
     def leave_out(self, leading: int) -> None:
         """Drop the first steps."""
         self.phases, self.places = self.phases[:, :, leading:], self.places[:, :, leading:]
-        for name in ("step_ns", "overhead_ns", "switches", "dropped_ns"):
+        for name in ("step_ns", "overhead_ns", "switches", "more_batches", "dropped_ns"):
             setattr(self, name, getattr(self, name)[:, leading:])
         for planes in (self.parts, self.amounts, self.memory):
             planes.update({name: plane[:, leading:] for name, plane in planes.items()})
@@ -109,6 +111,7 @@ class WindowArrays:
             step_ns=self.step_ns,
             overhead_ns=self.overhead_ns,
             switches=self.switches,
+            more_batches=self.more_batches,
             dropped_ns=self.dropped_ns,
             wait_places=np.moveaxis(self.places, 0, 2),
             memory=self.memory,

@@ -4,6 +4,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from traceml.monitor.cgroups import OWN, ROOT, facts_of, own_groups
+
 
 @dataclass(frozen=True, slots=True)
 class CpuQuota:
@@ -16,9 +18,8 @@ class CpuQuota:
 class CpuGroups:
     """The cgroups between our own and the root that may have a quota. They are looked for once."""
 
-    def __init__(self, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc/self/cgroup")) -> None:
-        files = ("cpu.max", "cpu.cfs_quota_us")
-        self._folders = [f for f in _own_groups(root, proc) if any((f / file).exists() for file in files)]
+    def __init__(self, root: Path = ROOT, proc: Path = OWN) -> None:
+        self._folders = own_groups("cpu", ("cpu.max", "cpu.cfs_quota_us"), root, proc)
 
     def quota(self) -> CpuQuota:
         """The tightest quota of all."""
@@ -28,22 +29,6 @@ class CpuGroups:
             if limit is not None and (found.cores is None or limit < found.cores):
                 found = CpuQuota(limit, _throttled_us(folder))
         return found
-
-
-def _own_groups(root: Path, proc: Path) -> list[Path]:
-    folders = [root, root / "cpu", root / "cpu,cpuacct"]
-    try:
-        lines = proc.read_text(errors="replace").splitlines()
-    except OSError:
-        return folders
-    for line in lines:
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        base = root / controllers if controllers else root
-        parts = Path(path.lstrip("/")).parts
-        folders += [base.joinpath(*parts[: i + 1]) for i in range(len(parts))]
-    return folders
 
 
 def _limit(folder: Path) -> float | None:
@@ -60,11 +45,7 @@ def _limit(folder: Path) -> float | None:
 
 
 def _throttled_us(folder: Path) -> int | None:
-    try:
-        pairs = (line.split() for line in (folder / "cpu.stat").read_text().splitlines())
-        facts = {name: int(value) for name, value in pairs}
-    except (OSError, ValueError):
-        return None
+    facts = facts_of(folder / "cpu.stat")
     if "throttled_usec" in facts:
         return facts["throttled_usec"]
     return facts["throttled_time"] // 1000 if "throttled_time" in facts else None

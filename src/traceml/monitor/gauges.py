@@ -13,6 +13,7 @@ import psutil
 
 from traceml.monitor.cpu_quota import CpuGroups
 from traceml.monitor.gpus import GpuReading, ReadGpus, gpu_columns, process_gpu_bytes
+from traceml.monitor.memory_limit import MemoryGroups, MemoryUse
 from traceml.recording.writer import RecordingWriter
 from traceml.schema import catalog as c
 
@@ -30,7 +31,7 @@ class Gauges:
             for kind, columns in (("system", c.SYSTEM_COLUMNS), ("process", c.PROCESS_COLUMNS))
         )
         self._processes: dict[int, _Process] = {}
-        self._groups = CpuGroups()
+        self._groups, self._memory_groups = CpuGroups(), MemoryGroups()
         self._throttled_us = self._groups.quota().throttled_us
         self._sampled_ns = time.perf_counter_ns()
         self._cpu_times = psutil.cpu_times()
@@ -42,13 +43,13 @@ class Gauges:
         elapsed_s, self._sampled_ns = (now - self._sampled_ns) / 1e9, now
         throttled_s = self._throttled_s()
         readings = self._read_gpus()
-        memory = psutil.virtual_memory()
-        used = memory.total - memory.available
+        machine = psutil.virtual_memory()
+        memory = self._memory_groups.use(MemoryUse(machine.total - machine.available, machine.total))
         self._system.append(
             now,
             psutil.cpu_percent(),
-            used,
-            100 * used / memory.total,
+            memory.used,
+            100 * memory.used / memory.total,
             _percent(throttled_s, elapsed_s),
             *gpu_columns(readings),
         )

@@ -36,11 +36,13 @@ parser.add_argument("--timeout-s", type=float, default=1800.0, help="of every ex
 parser.add_argument("--validate-every", type=int, default=0, help="on one rank; the others wait for it")
 parser.add_argument("--validate-ms", type=float, default=0.0)
 parser.add_argument("--memory-mb", type=int, default=0)
-parser.add_argument("--all-reduce", type=int, default=0, help="explicit all-reduces of 1 MB a step")
+parser.add_argument("--all-reduce", type=int, default=0, help="explicit all-reduces a step")
+parser.add_argument("--all-reduce-mb", type=int, default=1)
 parser.add_argument("--accumulate", type=int, default=1)
 parser.add_argument("--no-ddp", action="store_true")
 parser.add_argument("--buffers", action="store_true", help="exchanged in each forward, as BatchNorm's")
 parser.add_argument("--rotate", action="store_true", help="the fault moves from rank to rank")
+parser.add_argument("--moves-at", type=int, default=0, help="at this step the fault moves to rank 0")
 args = parser.parse_args()
 
 torch.set_num_threads(1)
@@ -58,7 +60,8 @@ late = dict(words.rsplit(":", 1) for words in args.late)
 
 def fault(place):
     """Every place of a step calls this: input, start, forward, backward, optimizer, end."""
-    if rank == (step % world if args.rotate else args.rank):
+    culprit = 0 if args.moves_at and step >= args.moves_at else args.rank
+    if rank == (step % world if args.rotate else culprit):
         nap(getattr(args, place, 0.0), "fault")
     nap(float(late.get(f"{rank}:{place}", 0)), f"late{rank}")
     if rank == args.rank and (step, place) == (args.stall_at, args.stall_in):
@@ -122,6 +125,7 @@ torch.manual_seed(0)
 model = Model()
 trained = model if args.no_ddp else DistributedDataParallel(model)
 optimizer = SlowSGD(model.parameters(), lr=0.01)
+exchanged = torch.zeros(args.all_reduce_mb * 2**18)
 kept = [torch.ones(args.memory_mb * 2**18)] if args.memory_mb and rank == args.rank else []
 steps = args.steps + (args.extra_steps if rank == args.rank else 0)
 for index, (x, y) in enumerate(DataLoader(Data(steps * args.accumulate), batch_size=None)):
@@ -132,7 +136,7 @@ for index, (x, y) in enumerate(DataLoader(Data(steps * args.accumulate), batch_s
         continue
     nn.functional.mse_loss(trained(x), y).backward()
     for _ in range(args.all_reduce):
-        dist.all_reduce(torch.zeros(2**18))
+        dist.all_reduce(exchanged)
     optimizer.step()
     optimizer.zero_grad()
     step += 1

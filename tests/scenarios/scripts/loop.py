@@ -22,6 +22,10 @@ parser.add_argument("--persistent", action="store_true", help="keep the workers 
 parser.add_argument("--epochs", type=int, default=1, help="the steps in this many passes over the data")
 parser.add_argument("--iterable", action="store_true")
 parser.add_argument("--batch-sleep", type=float, default=0.0, help="ms per batch in the dataset")
+parser.add_argument("--cold-batches", type=int, default=0, help="the first of the run take longer to load")
+parser.add_argument("--cold-ms", type=float, default=0.0)
+parser.add_argument("--skip-every", type=int, default=0, help="batches: one fails after its forward pass")
+parser.add_argument("--skip-ms", type=float, default=0.0)
 parser.add_argument("--forward-sleep", type=float, default=0.0)
 parser.add_argument("--backward-sleep", type=float, default=0.0)
 parser.add_argument("--optimizer-sleep", type=float, default=0.0)
@@ -60,6 +64,7 @@ class Data(Dataset):
 
     def __getitem__(self, index):
         nap(args.batch_sleep, "batch")
+        nap(args.cold_ms if index < args.cold_batches else 0, "cold")
         return torch.randn(args.batch, args.width), torch.randn(args.batch, 1)
 
 
@@ -157,6 +162,12 @@ for index, (x, y) in enumerate(itertools.chain.from_iterable(loader for _ in ran
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=args.autocast):
         loss = nn.functional.mse_loss(trained(x), y)
     nap(args.loss_sleep, "loss")
+    if args.skip_every and index % args.skip_every == args.skip_every - 1:
+        try:
+            nap(args.skip_ms, "skip")
+            raise RuntimeError("this batch is bad")
+        except RuntimeError:
+            continue
     if scaler is not None:
         if step == 5:
             loss = loss * float("inf")  # the scaler skips this step

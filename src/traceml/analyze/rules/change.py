@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from traceml.analyze import window as w
-from traceml.analyze.patterns import Shift, dominant_slow_steps, find_period, slow_steps
+from traceml.analyze.patterns import Shift, dominant_slow_steps, find_period, find_stretch, slow_steps
 from traceml.analyze.rules.rule import CRIT_SHARE, EXPLAINED_SHARE, WARN_SHARE, Measured, Rule, Thresholds
 from traceml.analyze.views import FIXED_SHARE, MOST_NAMED, TimeView
 from traceml.schema import catalog as c
 from traceml.schema import fmt
 
 GARBAGE_COLLECTION: Final = "garbage collection"
-FIRST_STEPS: Final = 3
-"""In them DDP exchanges its order of gradients in the forward pass."""
+WORTH_A_WORD: Final = 0.1
 MOST_WITHOUT_CAUSE: Final = (WARN_SHARE + CRIT_SHARE) / 2
 """Irregular slow steps that no phase explains are never more than a warning."""
 
@@ -27,7 +27,7 @@ class Cause:
     """What explains the extra time of slow steps: a phase, its part, and the rank if it is always one."""
 
     name: str = ""  # empty: no phase explains enough
-    part: float = 0.0
+    parts: tuple[tuple[str, float], ...] = ()  # its share, or else the two largest phases and theirs
     ranks: tuple[int, ...] = ()
     place: str = ""  # in the step, if it is wait
 
@@ -37,16 +37,18 @@ class Cause:
 
     @property
     def words(self) -> dict[str, str]:
-        if not self.name:
-            where = f" on {_named(self.ranks)}" if self.ranks else ""
-            return {"where": f"the extra time is spread over several phases{where}", "place": "all phases"}
-        place = w.LABELS.get(self.name, self.name.removeprefix("user."))
-        place += f" on {_named(self.ranks)}" if self.ranks else ""
-        place += f", {self.place}" if self.place else ""
-        return {"where": f"{fmt.share(self.part)} of the extra time is in {place}", "place": place}
+        who = f" on {named(self.ranks)}" if self.ranks else ""
+        if not self.parts:
+            return {"where": f"the extra time is spread over several phases{who}", "place": "all phases"}
+        names = [w.LABELS.get(name, name.removeprefix("user.")) for name, _ in self.parts]
+        first, *others = [fmt.share(part) for _, part in self.parts]
+        and_others = "".join(f" and {part} in {name}" for name, part in zip(names[1:], others, strict=True))
+        end = who + (f", {self.place}" if self.place else "")
+        where = f"{first} of the extra time is in {names[0]}{and_others}{end}"
+        return {"where": where, "place": " and ".join(names) + end}
 
 
-def _named(ranks: tuple[int, ...]) -> str:
+def named(ranks: tuple[int, ...]) -> str:
     """r1, r1 and r2, r1 and 3 more."""
     names = [f"r{rank}" for rank in ranks]
     if len(names) > MOST_NAMED:
@@ -106,10 +108,10 @@ def jitter(view: TimeView) -> Measured | None:
     slow = slow_steps(steps)
     if not len(slow):
         return None
-    period = find_period(slow)
+    period = find_period(view.window.steps[slow])
     if period is None:
         dominant = dominant_slow_steps(slow, steps[slow] - np.median(steps))
-        period = find_period(dominant)
+        period = find_period(view.window.steps[dominant])
         slow = slow if period is None else dominant
     others = np.setdiff1d(np.arange(len(steps)), slow)
     typical = float(np.median(steps[others]))
@@ -117,15 +119,17 @@ def jitter(view: TimeView) -> Measured | None:
     share = lost / float(np.median(view.window.net_step_ns.sum(axis=1)))
     extra_ms = lost / len(slow) / 1e6
     cause = _find_cause(view, slow, others, np.mean, extra_ms)
+    words = cause.words
+    words["where"] += _more_batches(view.window, slow, others)
     level = share
     if period is None:  # a busy machine also makes slow steps, but not at regular intervals
         level -= view.window.cpu_delay_share
         level = level if cause.name else min(level, MOST_WITHOUT_CAUSE)
-    when = f"every {period} steps" if period else f"{len(slow)} of {len(steps)} steps, irregular"
+    when = f"every {period} steps" if period else _which(view.window.steps[slow], len(steps))
     return Measured(
         level=level,
         score=share,
-        words={"when": when, **cause.words},
+        words={"when": when, **words},
         phase=cause.phase,
         ranks=cause.ranks,
         evidence={
@@ -140,89 +144,22 @@ def jitter(view: TimeView) -> Measured | None:
     )
 
 
-def stall(view: TimeView) -> Measured | None:
-    """One or two single steps cost a large part of all time. More of them are JITTER."""
-    window, at = view.window, view.stalls
-    if not len(at):
-        return None
-    typical = float(np.median(view.slowest_steps))
-    lost = float((view.slowest_steps[at] - typical).sum())
-    share = lost / float(window.net_step_ns.sum(axis=1).max())
-    longest = at[np.argmax(view.slowest_steps[at])]
-    stops = {i: _find_stop(view, i, float(view.slowest_steps[i]) - typical) for i in (longest, *at)}
-    clauses = [f"Step {window.steps[i]} took {_took(view, i)}, {stops[i].words['where']}" for i in stops]
-    main = stops[longest]
-    who = _named(main.ranks) if main.ranks else "the training" if len(window.ranks) < 2 else "all ranks"
-    return Measured(
-        level=share - window.cpu_delay_share,
-        score=share,
-        words={"steps": ". ".join(clauses), "who": who, "when": f"step {window.steps[longest]}"},
-        phase=main.phase,
-        ranks=tuple(sorted({rank for stop in stops.values() for rank in stop.ranks})),
-        evidence={
-            "step": int(window.steps[longest]),
-            "stalled_steps": len(at),
-            "extra_ms": (float(view.slowest_steps[longest]) - typical) / 1e6,
-            "typical_ms": typical / 1e6,
-            "where": main.name,
-            "place": main.place,
-            "slowest_step_ms": float(window.net_step_ns.mean(axis=1).max()) / 1e6,
-        },
-        cost_ms=lost / window.count / 1e6,
-    )
+def _which(slow: NDArray[np.int64], count: int) -> str:
+    """Slow steps without a period: a stretch, or steps here and there."""
+    stretch = find_stretch(slow)
+    if stretch is not None:
+        return f"{len(slow)} of {count} steps, mostly steps {stretch[0]} to {stretch[1]}"
+    if len(slow) <= MOST_NAMED:
+        return f"{', '.join(map(str, slow[:-1]))} and {slow[-1]} of {count} steps"
+    return f"{len(slow)} of {count} steps, irregular"
 
 
-def _took(view: TimeView, at: int) -> str:
-    return fmt.ms(float(view.slowest_steps[at]) / 1e6)
-
-
-def _find_stop(view: TimeView, at: int, extra_ns: float) -> Cause:
-    """Where one step spent its extra time: on the ranks whose own work took longer, or, if that is none of
-    them, on all ranks, which then waited for each other. In the first steps and without sync times a rank
-    waits in its passes, so one that spent the time elsewhere is the one that the others waited for."""
-    window = view.window
-    more = {k: _beyond_usual(window.of(k), at) for k in window.keys}
-    mine = _beyond_usual(window.own_work.values, at) >= 0.5 * extra_ns
-    passes = (w.BACKWARD, w.SYNC, *((w.FORWARD,) if window.steps[at] <= FIRST_STEPS else ()))
-    elsewhere = np.max([more[k] for k in more if k not in passes], axis=0) >= 0.5 * extra_ns
-    mine = mine & elsewhere if (mine & elsewhere).any() else mine
-    some = mine.any() and not mine.all()
-    rows = np.flatnonzero(mine) if some else np.arange(len(mine))
-    more[GARBAGE_COLLECTION] = _beyond_usual(window.gc_ns, at)
-    more_ms = {k: float(values[rows].mean()) / 1e6 for k, values in more.items()}
-    cause = _explaining(more_ms, extra_ns / 1e6, tuple(window.ranks[row] for row in rows) if some else ())
-    if cause.name != w.WAIT:
-        return cause
-    place = int(np.argmax(window.wait_places[rows, at].sum(axis=0)))
-    return replace(cause, place=c.WAIT_PLACES[place].where)
-
-
-def _beyond_usual(values: w.Floats, at: int) -> w.Floats:
-    """How much more each rank spends on this in one step than in its usual step."""
-    found: w.Floats = values[:, at] - np.median(values, axis=1)
-    return found
-
-
-def dropped_steps(view: TimeView) -> Measured | None:
-    """Steps that began but never completed, because of an exception that the script caught, took long."""
-    window = view.window
-    if not window.dropped_ns.any():
-        return None
-    lost = window.dropped_ns.sum(axis=1)
-    row = int(np.argmax(lost))
-    longest = int(np.argmax(window.dropped_ns[row]))
-    share = float(lost[row] / (lost[row] + window.net_step_ns[row].sum()))
-    return Measured(
-        level=share,
-        score=share,
-        ranks=(window.ranks[row],) if len(window.ranks) > 1 else (),
-        evidence={
-            "lost_ms": float(lost[row]) / 1e6,
-            "times": int(np.count_nonzero(window.dropped_ns[row])),
-            "step": int(window.steps[longest]),
-            "longest_ms": float(window.dropped_ns[row, longest]) / 1e6,
-        },
-    )
+def _more_batches(window: w.Window, slow: Any, others: Any) -> str:
+    """Slow steps that take more batches than the others are no riddle."""
+    if not window.more_batches.any():
+        return ""
+    many, usual = (1 + float(np.median(window.more_batches[:, at])) for at in (slow, others))
+    return f"; they take {many:g} batches instead of {usual:g}" if many > usual else ""
 
 
 def _find_cause(
@@ -235,30 +172,44 @@ def _find_cause(
     typical[w.WAIT] = w.median_over_ranks(view.net_wait)
     typical[GARBAGE_COLLECTION] = w.median_over_ranks(window.gc_ns)
     more = {k: float(level(v[slow]) - np.median(v[others])) / 1e6 for k, v in typical.items()}
-    cause = _explaining(more, extra_ms)
+    cause = explaining(more, extra_ms)
+    if cause.name == w.WAIT:
+        places = [
+            float(part[:, slow].mean() - part[:, others].mean())
+            for part in np.moveaxis(window.wait_places, 2, 0)
+        ]
+        return replace(cause, place=c.WAIT_PLACES[int(np.argmax(places))].where)
     if cause.name not in ("", w.SYNC) or len(window.ranks) < 2:
         return cause
-    # The typical rank only waits: what it waits for is on the last rank of each step.
-    last = window.last_rank[slow]
+    # The typical rank only waits: what it waits for is on the last rank of the step, or of the one before if
+    # that rank stopped after the exchange.
+    steps = np.arange(window.count)[slow]
+    most = window.own_work.values.max(axis=0)
+    steps = np.where(most[np.maximum(steps - 1, 0)] > most[steps], np.maximum(steps - 1, 0), steps)
+    last = window.last_rank[steps]
     late = {}
-    for key in (*w.MODEL, w.INPUT, w.H2D, *w.OUTSIDE, w.WAIT):
-        mine = window.of(key)[:, slow][last, np.arange(len(last))]
+    for key in (*w.MODEL, w.INPUT, w.H2D, *w.OUTSIDE, *window.user_keys, w.WAIT):
+        mine = window.of(key)[last, steps]
         late[key] = float(level(mine) - np.median(window.series(key).medians[others])) / 1e6
     at, times = np.unique(last, return_counts=True)
     fixed = times.max() >= FIXED_SHARE * len(last)
-    late_cause = _explaining(late, extra_ms, (window.ranks[int(at[times.argmax()])],) if fixed else ())
+    late_cause = explaining(late, extra_ms, (window.ranks[int(at[times.argmax()])],) if fixed else ())
     return late_cause if late_cause.name else cause
 
 
-def _explaining(more_ms: dict[str, float], extra_ms: float, ranks: tuple[int, ...] = ()) -> Cause:
-    """The largest of these if it explains enough. Garbage collection comes first: it runs inside phases."""
+def explaining(more_ms: dict[str, float], extra_ms: float, ranks: tuple[int, ...] = ()) -> Cause:
+    """The largest of these if it explains enough, otherwise the two largest. Garbage collection comes first:
+    it runs inside phases."""
     collected = more_ms.pop(GARBAGE_COLLECTION, 0.0)
-    if extra_ms > 0 and collected >= EXPLAINED_SHARE * extra_ms:
-        return Cause(GARBAGE_COLLECTION, min(1.0, collected / extra_ms), ranks)
-    name = max(more_ms, key=lambda k: more_ms[k])
-    if extra_ms <= 0 or more_ms[name] < EXPLAINED_SHARE * extra_ms:
+    if extra_ms <= 0:
         return Cause(ranks=ranks)
-    return Cause(name, min(1.0, more_ms[name] / extra_ms), ranks)
+    if collected >= EXPLAINED_SHARE * extra_ms:
+        return Cause(GARBAGE_COLLECTION, ((GARBAGE_COLLECTION, min(1.0, collected / extra_ms)),), ranks)
+    shares = {name: min(1.0, more / extra_ms) for name, more in more_ms.items()}
+    largest = sorted(shares, key=lambda k: -more_ms[k])
+    if shares[largest[0]] >= EXPLAINED_SHARE:
+        return Cause(largest[0], ((largest[0], shares[largest[0]]),), ranks)
+    return Cause("", tuple((k, shares[k]) for k in largest[:2] if shares[k] >= WORTH_A_WORD), ranks)
 
 
 RULES: Final[tuple[Rule[TimeView], ...]] = (
@@ -285,20 +236,5 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
         "Find out what is different in those steps; look at {place}.",
         Thresholds(of="{} of the training time lost in slow steps"),
         unless_same_phase=True,
-    ),
-    Rule(
-        "STALL",
-        stall,
-        "{steps}. A typical step takes {typical_ms}. That cost {score} of the training time.",
-        "Find out what stopped {who} in {when}: storage, network, a lock, other jobs on the machine.",
-        Thresholds(of="{} of the training time lost in one or two steps"),
-    ),
-    Rule(
-        "DROPPED_STEPS",
-        dropped_steps,
-        "{lost_ms} of the training time ({score}) went into {times} step(s) that were not completed; the "
-        "longest took {longest_ms}, before step {step} was completed.",
-        "Look at the exception that the script catches there (lack of memory, bad data).",
-        Thresholds(of="{} of the training time"),
     ),
 )

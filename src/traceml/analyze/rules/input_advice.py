@@ -27,6 +27,7 @@ LEAST_PART: Final = 0.25
 """Workers that would hide a smaller part of the input are not advised."""
 MOST_PER_CORE: Final = 4
 """Workers that only wait for storage need no core, but memory and a start in each epoch."""
+MOSTLY: Final = 0.5
 CALM_WAIT_SHARE: Final = 0.1
 """If threads wait for a core longer than this, no gain can be promised."""
 
@@ -43,9 +44,9 @@ class Advice:
 def advise(view: TimeView, input_ms: float) -> Advice:
     """For a run that waits `input_ms` per step for its batches."""
     window = view.window
-    start_ms = worker_start_ms(view)
+    start_ms = epoch_start_ms(view)
     if start_ms >= EXPLAINED_SHARE * input_ms:
-        return Advice(f"most of it is where an epoch begins: {KEEP_WORKERS}", start_ms)
+        return Advice(f"most of it is where an epoch begins: {_of_epoch_starts(window)}", start_ms)
     if window.input_inferred:
         return Advice(_OWN_LOADER, input_ms)
     handover_ms = HANDOVER_MS * window.batches_per_step
@@ -53,7 +54,7 @@ def advise(view: TimeView, input_ms: float) -> Advice:
         return _for_cheap_batches(view, input_ms, handover_ms)
     best_ms = _with_enough_workers(view, input_ms, handover_ms)
     if view.step_ms - best_ms < LEAST_PART * input_ms:
-        return _for_busy_cores(window, input_ms)
+        return _for_busy_cores(view, input_ms)
     # Without workers the whole input takes one thread; workers that hold up the step are busy all the time.
     work_ms = input_ms if not window.workers else window.workers * view.step_ms
     most = max(MOST_PER_CORE * max(window.core_use.cores, 1), window.workers)
@@ -75,26 +76,33 @@ def workers(count: int, noun: str = "worker") -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
-def worker_start_ms(view: TimeView) -> float:
-    """What starting loader workers costs a mean step: the extra input of the first steps of epochs."""
+def epoch_start_ms(view: TimeView, phase: str = w.INPUT) -> float:
+    """What the start of epochs costs a mean step: what their first steps spend more on input or wait."""
     window = view.window
-    first = np.isin(window.steps, list(window.worker_starts))
+    first = np.isin(window.steps, list(window.epoch_starts))
     if not first.any() or first.all():
         return 0.0
-    input_ns = w.median_over_ranks(window.of(w.INPUT))
-    extra = input_ns[first] - np.median(input_ns[~first])
+    spent_ns = w.median_over_ranks(window.of(phase))
+    extra = spent_ns[first] - np.median(spent_ns[~first])
     return float(np.maximum(extra, 0.0).sum()) / window.count / 1e6
 
 
-def consider_worker_starts(finding: Finding, view: TimeView) -> Finding:
-    """Slow steps that are slow because loader workers start: say so."""
+def consider_epoch_starts(finding: Finding, view: TimeView) -> Finding:
+    """Slow steps that are slow because an epoch begins: say so."""
     cost = finding.evidence.get("cost_ms")
-    if finding.kind != "JITTER" or finding.phase != w.INPUT or not isinstance(cost, float):
+    if finding.kind != "JITTER" or finding.phase not in (w.INPUT, w.WAIT) or not isinstance(cost, float):
         return finding
-    explained = worker_start_ms(view) >= EXPLAINED_SHARE * cost
-    return (
-        replace(finding, action=f"In those steps an epoch begins: {KEEP_WORKERS}.") if explained else finding
-    )
+    if epoch_start_ms(view, finding.phase) < EXPLAINED_SHARE * cost:
+        return finding
+    between = "look at what the loop does between epochs"
+    advice = _of_epoch_starts(view.window) if finding.phase == w.INPUT else between
+    return replace(finding, action=f"In those steps an epoch begins: {advice}.")
+
+
+def _of_epoch_starts(window: w.Window) -> str:
+    if window.workers:
+        return "loader workers start, so set persistent_workers=True in the DataLoader"
+    return "look at what the dataset and its sampler do then: shuffling, listing or opening files"
 
 
 def _with_enough_workers(view: TimeView, input_ms: float, handover_ms: float) -> float:
@@ -104,9 +112,11 @@ def _with_enough_workers(view: TimeView, input_ms: float, handover_ms: float) ->
     rest_ms = view.step_ms - input_ms + handover_ms
     if use.run_busy is None or not use.cores:
         return rest_ms
-    can_get = use.run_busy
-    if not use.is_short:  # other work gives up some of its cores when the run wants more: the kernel is fair
-        can_get = max(use.cores - (use.others_busy or 0.0), use.run_busy, use.cores / 2)
+    # Other work gives up some of its cores when the run wants more: the kernel is fair. If cores are short, a
+    # thread gets one for a part of the time in which it wants one; while it waits for storage, it wants none.
+    can_get = max(use.cores - (use.others_busy or 0.0), use.run_busy, use.cores / 2)
+    if use.is_short:
+        can_get = max(use.run_busy, use.run_busy / (use.run_busy + use.wait_share))
     return max(rest_ms, (view.step_ms * use.run_busy + 2 * handover_ms) / max(can_get, 0.01))
 
 
@@ -126,10 +136,15 @@ def _for_cheap_batches(view: TimeView, input_ms: float, handover_ms: float) -> A
     return Advice(text, input_ms)
 
 
-def _for_busy_cores(window: w.Window, input_ms: float) -> Advice:
+def _for_busy_cores(view: TimeView, input_ms: float) -> Advice:
+    window = view.window
     use = window.core_use
     busy = f"the {use.cores} cores are busy"
     cheaper = "a cheaper dataset: cached or pre-computed tensors, fewer transforms"
+    if not _loading_computes(view, input_ms):
+        count = window.workers + 1
+        more = f"num_workers={count} if loading waits for storage or a network, otherwise {cheaper}"
+        return Advice(f"{busy}, and it is not certain that loading needs them: try {more}", input_ms)
     if not window.workers:
         return Advice(f"{busy}, so loader workers would only compete for them: try {cheaper}", input_ms)
     free = max(1, use.cores // use.processes - 1)
@@ -139,7 +154,17 @@ def _for_busy_cores(window: w.Window, input_ms: float) -> Advice:
     return Advice(f"{busy}, so {more}: try {fewer}{cheaper}", input_ms)
 
 
-KEEP_WORKERS: Final = "loader workers start, so set persistent_workers=True in the DataLoader"
+def _loading_computes(view: TimeView, input_ms: float) -> bool:
+    """Whether it is certain that loading wants a core for most of its time. Known is how long all threads and
+    workers of the run wanted one: what the rest of the step can have used of that is taken off."""
+    use, step_ms = view.window.core_use, view.step_ms
+    count = view.window.workers
+    loading_ms = min(count, use.cores) * step_ms if count else input_ms
+    wanted_ms = step_ms * ((use.run_busy or 0.0) + use.wait_share * max(count, 1))
+    rest_ms = (step_ms - input_ms) * use.threads
+    return wanted_ms - rest_ms >= MOSTLY * loading_ms
+
+
 _OWN_LOADER: Final = (
     "no loader was seen, so try to prepare batches in the background: a DataLoader with workers, or a thread"
 )

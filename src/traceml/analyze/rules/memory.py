@@ -6,8 +6,8 @@ from typing import Final
 
 import numpy as np
 
+from traceml.analyze.resource_views import MemoryView
 from traceml.analyze.rules.rule import Measured, Rule, Thresholds, informational
-from traceml.analyze.views import MemoryView
 from traceml.analyze.window import Floats, median_low
 from traceml.schema import fmt
 from traceml.schema.summary import Finding
@@ -116,7 +116,7 @@ RULES: Final[tuple[Rule[MemoryView], ...]] = (
         "HIGH_PRESSURE",
         high_pressure,
         "The peak {noun} on {rank} is {peak_bytes}, {level} of {capacity_bytes}.",
-        "Reduce the batch size, activations or optimizer state before memory runs out.",
+        "Try a smaller batch, fewer activations or less optimizer state before memory runs out.",
         Thresholds(0.92, 0.97, "{} of the capacity"),
     ),
     Rule(

@@ -75,7 +75,7 @@ def _several_late(
     return Measured(
         level=late.level,
         score=late.share,
-        words={"rank": _names(view, late.at), "what": what, "advice": advice},
+        words={"rank": _names(view, late.at), "what": what, "advice": advice, "runs": _runs(late)},
         phase=phase,
         ranks=tuple(view.window.ranks[at] for at in late.at),
         evidence={
@@ -86,8 +86,8 @@ def _several_late(
             "slowest_step_ms": view.slowest_step_ms,
         },
         cost_ms=late.cost_ms,
-        summary=_TAKE_TURNS if late.rotates else _ALWAYS_LATE,
-        action=_EVEN_OUT if late.rotates else None,
+        summary=_AFTER_EACH_OTHER if late.runs else _TAKE_TURNS if late.rotates else _ALWAYS_LATE,
+        action=_WHAT_MOVED if late.runs else _EVEN_OUT if late.rotates else None,
     )
 
 
@@ -114,10 +114,22 @@ _TAKE_TURNS: Final = (
     "{rank} take turns at being last: in each step one of them is {excess_ms} behind the others, which wait "
     "for it ({share} of all time), because of {what}."
 )
+_AFTER_EACH_OTHER: Final = (
+    "One rank after the other holds the others up: {runs}. It is {excess_ms} behind the others, which wait "
+    "for it ({share} of all time), because of {what}."
+)
+_WHAT_MOVED: Final = (
+    "Find out what moved from one rank to the next at these steps: data, storage, other jobs on its machine."
+)
 _EVEN_OUT: Final = (
     "Give every rank the same work in each step: batches of equal size and length, even shards. "
     "Then look for what stops single ranks now and then: storage, garbage collection, other jobs."
 )
+
+
+def _runs(late: LateRanks) -> str:
+    """`r0 in steps 2 to 40, r1 in steps 41 to 80`."""
+    return ", ".join(f"r{rank} in steps {first} to {last}" for rank, first, last in late.runs)
 
 
 def _names(view: RankView, at: tuple[int, ...]) -> str:
@@ -334,7 +346,7 @@ RULES: Final[tuple[Rule[RankView], ...]] = (
         "WAIT_FOR_RANK",
         wait_for_outside,
         "The other ranks wait for {rank} in sync while it is in {phase}: {waited_ms} per step ({share}).",
-        "Share that work between the ranks, or do it less often.",
+        "Try to share that work between the ranks, or to do it less often.",
         thresholds=None,
         needs=(w.SYNC,),
     ),
@@ -343,7 +355,7 @@ RULES: Final[tuple[Rule[RankView], ...]] = (
         sync_share,
         "Sync is {share} of a typical step: {exchange_ms} is exchange, which even the last rank pays, "
         "{waiting_ms} is waiting for whichever rank is last. No single rank is behind it.",
-        "Give every rank the same work in each step, and a core of its own.",
+        "Try to give every rank the same work in each step, and a core of its own.",
         thresholds=None,
         needs=(w.SYNC,),
         unless=("INPUT_STRAGGLER", "COMPUTE_STRAGGLER", "H2D_STRAGGLER", "STRAGGLER", "COMM_BOUND"),

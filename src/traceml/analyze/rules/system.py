@@ -6,8 +6,8 @@ from collections.abc import Callable
 from statistics import median_low
 from typing import Final
 
+from traceml.analyze.resource_views import GaugeView
 from traceml.analyze.rules.rule import Measured, Rule, Thresholds
-from traceml.analyze.views import GaugeView
 from traceml.schema import fmt
 
 LOW_GPU_PERCENT: Final = 30.0
@@ -59,7 +59,7 @@ def high_process_cpu(view: GaugeView) -> Measured | None:
 
 
 def high_rss(view: GaugeView) -> Measured | None:
-    """A training process holds most of the machine's memory."""
+    """A training process holds most of the memory that the machine has, or that its container may use."""
     return _used_of(view.peak.get("rss_bytes"), view.ram_total)
 
 
@@ -71,7 +71,7 @@ def high_process_gpu(view: GaugeView) -> Measured | None:
 def _used_of(used: float | None, capacity: float | None) -> Measured | None:
     if used is None or not capacity:
         return None
-    return Measured(100 * used / capacity, words={"value": fmt.size(used)})
+    return Measured(100 * used / capacity, words={"used": fmt.size(used), "total": fmt.size(capacity)})
 
 
 def reserved_overhang(view: GaugeView) -> Measured | None:
@@ -119,14 +119,14 @@ SYSTEM_RULES: Final[tuple[Rule[GaugeView], ...]] = (
         "CPU_LIMITED",
         _gauge("mean", "cpu_throttled_percent", "The container's CPU quota often stops the job."),
         "The container's CPU quota stopped the job {level} of the time.",
-        "Raise the container's CPU limit, or use fewer threads and loader workers.",
+        "Try a higher CPU limit for the container, or fewer threads and loader workers.",
         _percent(10.0, 30.0, "{} of the time stopped"),
     ),
     Rule(
         "HIGH_GPU_MEM",
         _gauge("peak", "gpu_mem_percent", "The fullest of the job's GPUs is nearly full."),
         "The fullest GPU reached {level} of its memory.",
-        "Reduce memory use before the job runs out of it; see step memory.",
+        "See step memory, and try to use less before the job runs out of it.",
         _percent(92.0, 97.0, "{} of the device's memory"),
     ),
     Rule(
@@ -140,7 +140,7 @@ SYSTEM_RULES: Final[tuple[Rule[GaugeView], ...]] = (
         "HIGH_GPU_POWER",
         _gauge("mean", "gpu_power_percent", "A GPU runs at its power limit."),
         "A GPU drew {level} of its power limit.",
-        "Raise the power limit if you are allowed to: at the limit a GPU lowers its clocks.",
+        "Try a higher power limit if you may set it: at the limit a GPU lowers its clocks.",
         _percent(97.0, None, "{} of the power limit"),
     ),
     Rule(
@@ -152,16 +152,16 @@ SYSTEM_RULES: Final[tuple[Rule[GaugeView], ...]] = (
     ),
     Rule(
         "HIGH_RAM",
-        _gauge("peak", "ram_percent", "The machine is nearly out of memory."),
-        "The machine's memory was up to {level} full.",
-        "Reduce loader workers, caches or the batch size before the kernel kills the job.",
-        _percent(90.0, 97.0, "{} of the machine's memory"),
+        _gauge("peak", "ram_percent", "The machine, or the container's limit, is nearly out of memory."),
+        "Memory was up to {level} full: that of the machine, or of its container if that has less.",
+        "Try fewer loader workers, smaller caches or a smaller batch before the kernel kills the job.",
+        _percent(90.0, 97.0, "{} of the memory"),
     ),
     Rule(
         "HIGH_CPU",
         high_cpu,
         "The machine's cores were {level} busy.",
-        "Move preprocessing to another machine, or use more cores.",
+        "Try to move preprocessing to another machine, or to use more cores.",
         _percent(90.0, None, "{} of all cores"),
     ),
 )
@@ -170,21 +170,21 @@ PROCESS_RULES: Final[tuple[Rule[GaugeView], ...]] = (
         "HIGH_PROCESS_CPU",
         high_process_cpu,
         "A rank and its workers use {value} CPU (100 % is one core) on a machine with {cores} cores.",
-        "Use fewer or cheaper loader workers.",
+        "Try fewer or cheaper loader workers.",
         _percent(90.0, None, "{} of all cores"),
     ),
     Rule(
         "HIGH_PROCESS_RSS",
         high_rss,
-        "A rank holds {value}, {level} of the machine's memory.",
+        "A rank holds {used}, {level} of {total}.",
         "Look for data that the process or its workers keep in memory.",
-        _percent(80.0, 92.0, "{} of the machine's memory"),
+        _percent(80.0, 92.0, "{} of the memory"),
     ),
     Rule(
         "HIGH_PROCESS_GPU_MEM",
         high_process_gpu,
-        "A rank uses {value} of device memory, {level} of the device.",
-        "Reduce the batch size or the model's memory use.",
+        "A rank uses {used} of device memory, {level} of the device.",
+        "Try a smaller batch, or a model that needs less memory.",
         _percent(92.0, 97.0, "{} of the device's memory"),
     ),
     Rule(

@@ -179,7 +179,7 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
         "COMPUTE_BOUND",
         compute_bound,
         "Model work is {share} of a {step} step; {what} is the largest part ({largest_ms}).",
-        "Optimize {what}: {how}. Then use an operator-level profiler.",
+        "Try to make {what} cheaper: {how}. An operator-level profiler shows where it spends its time.",
         thresholds=None,
         status="COMPUTE-BOUND",
         needs=w.COMPUTE,

@@ -101,8 +101,8 @@ def _wrap_old_trainer(original: Loop, session: Session) -> Loop:
 
 
 PATCHES: Final = (
-    Patch("ray.train.torch.torch_trainer", "TorchTrainer.__init__", _wrap_old_trainer),
     Patch("ray.train.v2.torch.torch_trainer", "TorchTrainer.__init__", _wrap_trainer),
+    Patch("ray.train.torch.torch_trainer", "TorchTrainer.__init__", _wrap_old_trainer),
     Patch("ray.train.torch.train_loop_utils", "_WrappedDataLoader.__iter__", looks_ahead),
     Patch("ray.train.torch.train_loop_utils", "_WrappedDataLoader.__next__", hands_over),
 )

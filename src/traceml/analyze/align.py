@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceml.analyze.attempts import find_attempts
+from traceml.analyze.before import Before
 from traceml.analyze.window import Floats, Window, median_over_ranks
 from traceml.analyze.window_arrays import Rows, WindowArrays
 from traceml.schema.recorded import RankRecording
@@ -28,37 +29,34 @@ Steps = NDArray[np.int64]
 Ranks = dict[int, RankRecording]
 
 
-def align(recordings: Sequence[RankRecording], last: int | None = None) -> Window:
-    """The window over all ranks that completed a step; `last` keeps only the newest steps (live views)."""
-    return align_ranks(find_attempts(recordings).chosen, last)
+def align(recordings: Sequence[RankRecording]) -> Window:
+    """The window over all ranks that completed a step."""
+    return align_ranks(find_attempts(recordings).chosen)
 
 
-def align_ranks(newest: Ranks, last: int | None = None) -> Window:
+def align_ranks(newest: Ranks, before: Before | None = None) -> Window:
     """The same from one recording per rank, in the order of ranks."""
     with_steps = _comparable({rank: r for rank, r in newest.items() if _has_steps(r.rows)})
     without = tuple(rank for rank in newest if rank not in with_steps)
     if not with_steps:
-        empty = WindowArrays((), 0, ()).window((), np.zeros(0, dtype=np.int64))
+        empty = WindowArrays((), np.zeros(0, dtype=np.int64), ()).window((), 0)
         return replace(empty, ranks_without_steps=without)
     ranks = list(with_steps.values())
     held = StepColumns([r.rows["step"] for r in ranks])
     earlier = _steps_before(ranks, held)
     steps = held.common[: len(held.common) - _unfinished(ranks, held.common)]
-    steps = steps[-last:] if last else steps
     user_names = list(dict.fromkeys(name for r in ranks for name in r.user_names if name))
-    arrays = WindowArrays(ranks, len(steps), user_names)
-    arrays.fill(held.pick([r.rows for r in ranks], steps))
+    arrays = WindowArrays(ranks, steps, user_names)
+    known = arrays.take_over(before.arrays) if before is not None and before.arrays is not None else 0
+    arrays.fill(held.pick([r.rows for r in ranks], steps[known:]), known)
+    arrays.fill_overhead([r.own_ns for r in ranks])
+    if before is not None:
+        before.arrays = arrays
     warmup_ms, warm_until = _warmup(ranks, held.common, earlier, arrays.step_ns, steps)
     begin = int(np.searchsorted(steps, warm_until, side="right"))
-    steps = steps[begin:]
-    arrays.leave_out(begin)
-    device_rows = _device_rows(ranks, steps)
-    if device_rows:
-        arrays.use_device(device_rows)
     starts = [e for r in ranks for e in r.events if e.kind == "epoch_start" and e.workers]
     return replace(
-        arrays.window(tuple(with_steps), steps),
-        clock="device" if device_rows else "host",
+        arrays.window(tuple(with_steps), begin, _device_rows(ranks, steps[begin:])),
         workers=max((e.workers or 0 for e in starts), default=0),
         worker_starts=frozenset(e.step for e in starts if e.step is not None),
         batches_per_step=max(1.0, float(np.mean(ranks[0].rows["micro_batches"]))),

@@ -12,6 +12,8 @@ from typing import Final
 
 import numpy as np
 
+from traceml.analyze.before import Before
+from traceml.analyze.samples import Rows, concatenated
 from traceml.schema import fmt
 from traceml.schema.catalog import STEP_COLUMNS
 from traceml.schema.recorded import MOST_RANKS, RankRecording
@@ -19,18 +21,24 @@ from traceml.schema.recorded import MOST_RANKS, RankRecording
 LONGEST_STEP_NS: Final = 366 * 24 * 3600 * 10**9
 LARGEST: Final = 10**18
 MOST_NOTES: Final = 8
+FEW_ROWS: Final = 64
 _WORDS: Final = tuple(name for name, code in STEP_COLUMNS if code == "q")
 
 
-def believed(recordings: Sequence[RankRecording]) -> tuple[list[RankRecording], list[str]]:
+def believed(
+    recordings: Sequence[RankRecording], before: Before | None = None
+) -> tuple[list[RankRecording], list[str]]:
     """Those to analyze, and a note for each reason to set others aside."""
-    worlds = _worlds(recordings)
+    worlds, impossible = _worlds(recordings), _impossible(recordings, before or Before())
     kept: list[RankRecording] = []
     aside: dict[str, list[str]] = {}
     notes = []
     for recording in recordings:
         size = _claimed_world(recording)
-        if (problem := _problem(recording, size, worlds)) is not None:
+        problem = _problem(recording, size, worlds)
+        if problem is None and id(recording) in impossible:
+            problem = "its rows hold impossible numbers"
+        if problem is not None:
             aside.setdefault(problem, []).append(_who(recording))
             continue
         kept.append(recording)
@@ -64,10 +72,37 @@ def _problem(recording: RankRecording, size: int, worlds: set[int]) -> str | Non
         return f"it says that there are {fmt.count(size)} ranks, node 0 says {here}"
     if recording.node and recording.rank >= size:
         return f"there is no such rank among {fmt.count(size)}"
-    return None if _can_be(recording.rows) else "its rows hold impossible numbers"
+    return None
 
 
-def _can_be(rows: np.ndarray[tuple[int, ...], np.dtype[np.void]]) -> bool:
+def _impossible(recordings: Sequence[RankRecording], before: Before) -> set[int]:
+    """The ids of recordings with impossible numbers. Few new rows of many ranks are looked at in one go."""
+    last = {id(r): int(r.rows["sequence"][-1]) for r in recordings if len(r.rows)}
+    few: list[RankRecording] = []
+    pieces: list[Rows] = []
+    found = set()
+    for recording in recordings:
+        header, number = before.checked.get(id(recording.header), (None, 0))
+        rows = recording.rows
+        if header is recording.header:
+            rows = rows[len(rows) - min(len(rows), last.get(id(recording), number) - number) :]
+        if 0 < len(rows) <= FEW_ROWS:
+            few.append(recording)
+            pieces.append(rows)
+        elif not _can_be(rows):
+            found.add(id(recording))
+    together = concatenated(pieces)
+    if together is not None and not _can_be(together):
+        found.update(id(r) for r in few if not _can_be(r.rows))
+    before.checked = {
+        id(r.header): (r.header, last[id(r)])
+        for r in recordings
+        if id(r) in last and id(r) not in found
+    }
+    return found
+
+
+def _can_be(rows: Rows) -> bool:
     if not len(rows):
         return True
     took_ns = rows["end_ns"] - rows["begin_ns"]

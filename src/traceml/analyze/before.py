@@ -1,7 +1,7 @@
 """What a look at a run leaves for the next look at the same run, which then looks at new rows only.
 
-It never changes what is found: without it, or if anything else than the newest steps has changed, all rows are
-looked at again.
+It never changes what is found: without it, or if more than the newest steps has changed, all rows are looked
+at again.
 """
 
 from __future__ import annotations

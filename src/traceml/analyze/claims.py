@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from traceml.analyze.before import Before
-from traceml.analyze.samples import Rows, concatenated
+from traceml.analyze.samples import Rows
 from traceml.schema import fmt
 from traceml.schema.catalog import STEP_COLUMNS
 from traceml.schema.recorded import MOST_RANKS, RankRecording
@@ -22,6 +22,7 @@ LONGEST_STEP_NS: Final = 366 * 24 * 3600 * 10**9
 LARGEST: Final = 10**18
 MOST_NOTES: Final = 8
 FEW_ROWS: Final = 64
+_NOTHING: Final = (None, 0)
 _WORDS: Final = tuple(name for name, code in STEP_COLUMNS if code == "q")
 
 
@@ -77,29 +78,27 @@ def _problem(recording: RankRecording, size: int, worlds: set[int]) -> str | Non
 
 def _impossible(recordings: Sequence[RankRecording], before: Before) -> set[int]:
     """The ids of recordings with impossible numbers. Few new rows of many ranks are looked at in one go."""
-    last = {id(r): int(r.rows["sequence"][-1]) for r in recordings if len(r.rows)}
-    few: list[RankRecording] = []
-    pieces: list[Rows] = []
-    found = set()
+    checked: dict[int, tuple[dict[str, Any], int]] = {}
+    few: dict[np.dtype[np.void], list[tuple[RankRecording, bytes]]] = {}
+    found = []
     for recording in recordings:
-        header, number = before.checked.get(id(recording.header), (None, 0))
-        rows = recording.rows
-        if header is recording.header:
-            rows = rows[len(rows) - min(len(rows), last.get(id(recording), number) - number) :]
-        if 0 < len(rows) <= FEW_ROWS:
-            few.append(recording)
-            pieces.append(rows)
+        header, rows = recording.header, recording.rows
+        known, number = before.checked.get(id(header), _NOTHING)
+        last = int(rows["sequence"][-1]) if len(rows) else number
+        checked[id(header)] = header, last
+        if known is header:
+            rows = rows[len(rows) - min(len(rows), last - number) :]
+        if len(rows) <= FEW_ROWS:
+            few.setdefault(rows.dtype, []).append((recording, rows.tobytes()))
         elif not _can_be(rows):
-            found.add(id(recording))
-    together = concatenated(pieces)
-    if together is not None and not _can_be(together):
-        found.update(id(r) for r in few if not _can_be(r.rows))
-    before.checked = {
-        id(r.header): (r.header, last[id(r)])
-        for r in recordings
-        if id(r) in last and id(r) not in found
-    }
-    return found
+            found.append(recording)
+    for dtype, new in few.items():
+        if not _can_be(np.frombuffer(b"".join([data for _, data in new]), dtype)):
+            found += [recording for recording, _ in new if not _can_be(recording.rows)]
+    for recording in found:
+        del checked[id(recording.header)]
+    before.checked = checked
+    return {id(recording) for recording in found}
 
 
 def _can_be(rows: Rows) -> bool:

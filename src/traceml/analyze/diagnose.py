@@ -51,9 +51,12 @@ class _Verdicts:
     def _apply(self, rule: Rule[View], view: View) -> None:
         lacking = [key for key in rule.needs if not self._measured(key)]
         self.missing += [key for key in lacking if key not in self.missing]
-        measured = rule.measure(view) if not lacking else None
+        if lacking or any(found.kind in rule.unless for found in self._found):
+            return
+        measured = rule.measure(view)
         finding = rule.finding(measured, self._critical_allowed) if measured is not None else None
-        if finding is not None and not rule.is_redundant(finding, self._found):
+        phases = {found.phase for found in self._found} if rule.unless_same_phase else ()
+        if finding is not None and finding.phase not in phases:
             self._found.append(finding)
 
     def findings(self, default: Finding) -> list[Finding]:

@@ -48,13 +48,13 @@ def system_samples(recording: RunRecording, nodes: list[int], when: Times) -> Sa
     """The samples of these nodes while they trained."""
     found = _in_training({node: recording.gauges(node).system_rows for node in nodes}, when)
     counts = np.array([len(rows) for rows in found.values()], dtype=np.int64)
-    return Samples(tuple(found), concatenated(list(found.values())), counts)
+    return Samples(tuple(found), _concatenated(list(found.values())), counts)
 
 
 def process_samples(recording: RunRecording, ranks: dict[int, RankRecording], when: Times) -> Samples:
     """The samples of each rank while its node trained, from the monitor of its node."""
     by_node = _in_training({node: recording.gauges(node).process_rows for node in when}, when)
-    every = concatenated(list(by_node.values()))
+    every = _concatenated(list(by_node.values()))
     if every is None:
         return Samples(tuple(ranks), None, np.zeros(len(ranks), dtype=np.int64))
     nodes = np.repeat(np.array(list(by_node), dtype=np.int64), [len(rows) for rows in by_node.values()])
@@ -68,7 +68,7 @@ def process_samples(recording: RunRecording, ranks: dict[int, RankRecording], wh
     return Samples(tuple(ranks), every[by_owner], counts)
 
 
-def concatenated(pieces: Sequence[Rows]) -> Rows | None:
+def _concatenated(pieces: Sequence[Rows]) -> Rows | None:
     """All rows in one array; copied as bytes, because column by column is slow for many small pieces."""
     if not pieces:
         return None

@@ -55,7 +55,7 @@ class WindowArrays:
         self._used = {"step_ns", "switches"}  # the others hold zeros so far
         self.amounts = {name: np.broadcast_to(np.nan, shape) for name in ("samples", "tokens")}
         self.memory = {key: np.broadcast_to(np.nan, shape) for key in MEMORY_FLAGS}
-        self.flags = 0  # every bit that any row has
+        self.flags = np.zeros(len(steps), dtype=np.uint32)  # of each step: every bit that any row has
 
     def take_over(self, before: WindowArrays) -> int:
         """Copy the steps that are in this earlier window of the same ranks; returns from which step on
@@ -73,7 +73,7 @@ class WindowArrays:
             for name, plane in old.items():
                 if plane.flags.writeable:
                     _writable(new, name)[:, :count] = plane[:, first : first + count]
-        self.flags = before.flags
+        self.flags[:count] = before.flags[first : first + count]
         return count
 
     def _is_of_same_ranks(self, before: WindowArrays) -> bool:
@@ -92,11 +92,12 @@ class WindowArrays:
         self._used.update(f"user.{name}" for name in self._user_names)
 
     def fill_overhead(self, own_ns: Sequence[float | None]) -> None:
-        """What TraceML cost: estimated in each step, and scaled so that the mean is what each rank measured."""
+        """What TraceML cost: estimated for each step, scaled so that the mean is what each rank measured."""
         if not len(self._steps):
             return
         costs = [header.get("overhead", {}) for header in self._headers]
-        self.overhead_ns = self.switches * np.array([[float(cost.get("switch_ns", 0))] for cost in costs])
+        switch_ns = np.array([[float(cost.get("switch_ns", 0))] for cost in costs])
+        np.multiply(self.switches, switch_ns, out=self.overhead_ns)
         self.overhead_ns += np.array([[float(cost.get("row_ns", 0))] for cost in costs])
         measured = np.array([[own or np.nan] for own in own_ns])
         scale = measured / np.maximum(self.overhead_ns.mean(axis=1, keepdims=True), 1.0)
@@ -107,7 +108,9 @@ class WindowArrays:
         at = (ranks, slice(begin, None))
         flags = rows["flags"]
         always = int(np.bitwise_and.reduce(flags, axis=None))
-        ever = int(np.bitwise_or.reduce(flags, axis=None))
+        of_steps = np.bitwise_or.reduce(flags, axis=0)
+        self.flags[begin:] |= of_steps
+        ever = int(np.bitwise_or.reduce(of_steps))
         for i, key in enumerate(PHASE_KEYS):
             self._put(key, at, rows[key])
             if _blank(self.phases[i][at], flags, 1 << i, always):
@@ -132,7 +135,6 @@ class WindowArrays:
                 read = _writable(self.memory, key)[at]
                 read[:] = rows[key]
                 _blank(read, flags, flag, always)
-        self.flags |= ever
 
     def _put(self, name: str, at: tuple[slice, slice], values: NDArray[np.int64] | Floats) -> bool:
         """Copy the values into a plane, which has zeros there; False if all are 0."""
@@ -152,6 +154,7 @@ class WindowArrays:
     def window(self, ranks: tuple[int, ...], leading: int, device: Sequence[Rows] = ()) -> Window:
         """The window of these arrays without the first steps; with device rows, on the device's clock."""
         used = slice(leading, None)
+        flags = int(np.bitwise_or.reduce(self.flags))
         phases, step_ns = self.phases[:, :, used], self.step_ns[:, used]
         if device:
             phases, step_ns = self._on_device(phases, device)
@@ -167,8 +170,8 @@ class WindowArrays:
             dropped_ns=self.dropped_ns[:, used],
             wait_places=np.moveaxis(self.places[:, :, used], 0, 2),
             memory={key: plane[:, used] for key, plane in self.memory.items()},
-            input_inferred=bool(self.flags & c.FLAG_INPUT_INFERRED),
-            steps_inferred=bool(self.flags & c.FLAG_STEP_INFERRED),
+            input_inferred=bool(flags & c.FLAG_INPUT_INFERRED),
+            steps_inferred=bool(flags & c.FLAG_STEP_INFERRED),
             gc_ns=self.parts["gc_us"][:, used],
             gc_wait_ns=self.parts["gc_wait_us"][:, used],
             busy_wait_ns=self.parts["busy_wait_us"][:, used],

@@ -7,8 +7,8 @@ from collections import deque
 from pathlib import Path
 from typing import Final
 
+from traceml.analyze.before import Before
 from traceml.errors import CommandError
-from traceml.analyze.summarize import Before
 from traceml.monitor.result import build
 from traceml.recording.tail import Tail, live_tail
 from traceml.runs import summary_file

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from traceml.analyze.summarize import Before, summarize
+from traceml.analyze.before import Before
+from traceml.analyze.summarize import summarize
 from traceml.analyze.totals import steps_of
 from traceml.errors import failsafe, printable
 from traceml.present import page
@@ -28,8 +29,8 @@ from traceml.schema.summary import Summary
 def build(
     folder: Path, manifest: Manifest, final: bool, tail: Tail | None = None, before: Before | None = None
 ) -> Summary:
-    """The summary of everything recorded so far; with a `tail` and a `before` that are kept between calls, only
-    what is new is read and aligned."""
+    """The summary of everything recorded so far; with a `tail` and a `before` that are kept between calls, of
+    which only what is new is read and aligned."""
     recording = (tail or Tail(folder)).read()
     facts = facts_of(manifest)
     if facts.end_ns is None:

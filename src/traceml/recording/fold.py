@@ -67,8 +67,8 @@ class Fold:
 
 @lru_cache(maxsize=64)
 def _places(table: tuple[c.Folded, ...], dtype: np.dtype[np.void]) -> tuple[list[_Together], list[int]]:
-    """Which columns of a block are copied together, and which one by one: a live view folds thousands of short
-    pieces, and by its name each column takes several times as long."""
+    """Which columns of a block are copied together, and which one by one. A live view folds thousands of
+    pieces, and copying each column by its name takes several times as long."""
     assert dtype.fields is not None
     together: dict[np.dtype[Any], _Together] = {}
     alone = []

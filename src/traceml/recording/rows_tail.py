@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from traceml.files import open_sized
 from traceml.recording import layout
 from traceml.recording.fold import Fold, latest_of_each_step
-from traceml.files import open_sized
 from traceml.recording.reader import RecordingReader, Rows, bytes_at, leading
 from traceml.recording.writer import CHUNK_BYTES
 
@@ -70,12 +70,12 @@ class RowsTail(RecordingReader):
             while self.count < published:
                 want = min(PIECE_ROWS, published - self.count)
                 got = self._read(fd, want, most + SPARE_ROWS)
-                if self.count - self._start > most:
-                    self._drop_all_but(most_rows)
+                self._drop_all_but(most_rows, most)
                 if got < want:
                     break
         finally:
             os.close(fd)
+        self._drop_all_but(most_rows, most)  # without new rows too: fewer may be wanted than before
         if len(self._buffer) > most + 2 * SPARE_ROWS:
             # Give back the room that a long first read needed: all files' rows take memory at once.
             self._move(most + SPARE_ROWS)
@@ -113,8 +113,10 @@ class RowsTail(RecordingReader):
         size = self.row_size
         self._bytes[: count * size] = before[first * size : (first + count) * size]
 
-    def _drop_all_but(self, most_rows: int) -> None:
-        """Fold all rows but the newest `most_rows` into `earlier`."""
+    def _drop_all_but(self, most_rows: int, most: int) -> None:
+        """Fold all rows but the newest `most_rows` into `earlier`, if there are more than `most`."""
+        if self.count - self._start <= most:
+            return
         count = self.count - self._start - most_rows
         gone, after = self.held[:count], self.held[count : count + 1]
         self._first += count

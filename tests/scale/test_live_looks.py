@@ -114,9 +114,9 @@ class Looks:
         first = summarize(recording, FACTS, final=False)
         assert msgspec.json.encode(again) == msgspec.json.encode(first)
         ranks = find_attempts(believed(recording.ranks)[0]).chosen
-        same = (align_ranks(ranks, self.before), align_ranks(ranks))
+        again_window, first_window = align_ranks(ranks, self.before), align_ranks(ranks)
         for name in Window.__dataclass_fields__:
-            np.testing.assert_equal(*(getattr(window, name) for window in same), name)
+            np.testing.assert_equal(getattr(again_window, name), getattr(first_window, name), name)
         return recording
 
 

@@ -27,10 +27,11 @@ import numpy as np
 from synthetic import SyntheticRun, dtype_of
 
 from traceml.analyze.align import align
+from traceml.analyze.before import Before
 from traceml.analyze.summarize import summarize
 from traceml.monitor.result import encode
 from traceml.recording.rollup import KEEP_ROWS, Roller
-from traceml.recording.tail import LIVE_STEPS, Tail, live_tail
+from traceml.recording.tail import Tail, live_tail
 from traceml.schema import catalog as c
 from traceml.schema.recorded import RunFacts
 
@@ -74,14 +75,14 @@ def ingest(run_dir: Path) -> dict[str, float]:
 
 def tick(run_dir: Path, run: SyntheticRun, ticks: int) -> dict[str, object]:
     """What a live view does at each update: read new rows, summarize the newest steps."""
-    tail = live_tail(run_dir)
+    tail, before = live_tail(run_dir), Before()
     parts: list[tuple[float, float, float, float]] = []
     for at in range(ticks + 2):
         run.append(STEPS_PER_TICK)
         cpu, began = time.process_time(), time.perf_counter()
         recording = tail.read()
         read = time.perf_counter()
-        summary = summarize(recording, FACTS, final=False, last=LIVE_STEPS)
+        summary = summarize(recording, FACTS, final=False, before=before)
         analyzed = time.perf_counter()
         data = encode(summary)
         done = time.perf_counter()

@@ -17,11 +17,17 @@ READ_FLAGS: Final = (
 
 def open_regular(path: str | Path, flags: int = READ_FLAGS) -> int:
     """A descriptor of a regular file; OSError for anything else."""
+    return open_sized(path, flags)[0]
+
+
+def open_sized(path: str | Path, flags: int = READ_FLAGS) -> tuple[int, int]:
+    """The same, and how large the file is."""
     descriptor = os.open(path, flags)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return descriptor
+    return descriptor, found.st_size
 
 
 def read_whole(path: str | Path, most_bytes: int) -> bytes:

@@ -39,7 +39,7 @@ def tick_cpu_s(folder: Path, ranks: int) -> float:
     for _ in range(3):
         run.append(10)
         before = time.process_time()
-        encode(summarize(tail.read(), FACTS, final=False, last=LIVE_STEPS))
+        encode(summarize(tail.read(), FACTS, final=False))
         took.append(time.process_time() - before)
     return min(took)
 
@@ -56,7 +56,7 @@ def test_slow_rank_among_many_is_named(tmp_path: Path, ranks: int) -> None:
     During the run only some ranks are listed, this one among them; at the end all are.
     """
     made_run(tmp_path, ranks, 60)
-    found = summarize(live_tail(tmp_path).read(), FACTS, final=False, last=LIVE_STEPS)
+    found = summarize(live_tail(tmp_path).read(), FACTS, final=False)
     assert found.primary_diagnosis.kind == "INPUT_STRAGGLER"
     assert found.primary_diagnosis.ranks == [3]
     assert found.primary_diagnosis.evidence["excess_ms"] == pytest.approx(38, rel=0.1)
@@ -98,8 +98,8 @@ def test_a_live_view_holds_bounded_rows_however_long_the_run(tmp_path: Path) -> 
         found = tail.read().ranks
         assert max(len(r.rows) for r in found) <= 250 + 96
         assert all(r.rows["step"][-1] == run.steps for r in found)
-    window = align(found, last=LIVE_STEPS)
-    assert window.count == LIVE_STEPS
+    window = align(found)
+    assert 250 <= window.count <= 250 + 96
     assert window.total_steps == run.steps
     assert window.steps[-1] == run.steps
 
@@ -110,10 +110,12 @@ def test_bounded_tail_gives_the_same_newest_steps_as_an_unbounded_one(tmp_path: 
     bounded, whole = Tail(tmp_path, most_cells=1), Tail(tmp_path)
     for _ in range(5):
         run.append(77)
-        a, b = align(bounded.read().ranks, last=100), align(whole.read().ranks, last=100)
-        assert (a.steps == b.steps).all()
-        assert np.array_equal(a.phases, b.phases, equal_nan=True)
-        assert (a.step_ns == b.step_ns).all()
+        a, b = align(bounded.read().ranks), align(whole.read().ranks)
+        newest = slice(-a.count, None)
+        assert LIVE_STEPS <= a.count < b.count
+        assert (a.steps == b.steps[newest]).all()
+        assert np.array_equal(a.phases, b.phases[:, newest], equal_nan=True)
+        assert (a.step_ns == b.step_ns[:, newest]).all()
         assert (a.warmup, a.total_steps) == (b.warmup, b.total_steps)
 
 

@@ -75,12 +75,6 @@ def test_ranks_without_a_common_step_give_an_empty_window() -> None:
     assert align([early, late]).count == 0
 
 
-def test_live_window_has_the_newest_steps() -> None:
-    """`last` keeps that many of the newest steps; totals still cover all of them."""
-    found = align([made.rank(made.steps(100, **USUAL))], last=20)
-    assert (found.steps[0], found.steps[-1], found.total_steps) == (81, 100, 100)
-
-
 # ---- warm-up
 
 

@@ -107,6 +107,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "traceml.recording",
         "traceml.runs",
         "traceml.analyze.summarize",
+        "traceml.analyze.before",
         "traceml.analyze.totals",
         "traceml.present",
         "numpy",

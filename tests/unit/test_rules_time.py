@@ -123,9 +123,8 @@ def test_run_with_only_warm_up_steps_says_so() -> None:
 
 
 def test_window_of_one_step_without_warm_up_has_no_data() -> None:
-    """A live view of only the last step has too little to judge, and says so."""
-    rows = made.steps(3, input=50, forward=50)
-    assert first(align([made.rank(rows)], last=1)).status == "NO DATA"
+    """A view of one step has too little to judge, and says so."""
+    assert first(replace(window(1, **COMPUTE), total_steps=3)).status == "NO DATA"
 
 
 # ---- no rule fires

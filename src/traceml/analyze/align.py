@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceml.analyze.attempts import find_attempts
+from traceml.analyze.before import Before
 from traceml.analyze.window import Floats, Window, median_over_ranks
 from traceml.analyze.window_arrays import Rows, WindowArrays
 from traceml.schema.recorded import RankRecording
@@ -27,39 +28,38 @@ FEW_STEPS: Final = 20
 
 Steps = NDArray[np.int64]
 Ranks = dict[int, RankRecording]
+Ends = tuple[int, int]
 
 
-def align(recordings: Sequence[RankRecording], last: int | None = None) -> Window:
-    """The window over all ranks that completed a step; `last` keeps only the newest steps (live views)."""
-    return align_ranks(find_attempts(recordings).chosen, last)
+def align(recordings: Sequence[RankRecording]) -> Window:
+    """The window over all ranks that completed a step."""
+    return align_ranks(find_attempts(recordings).chosen)
 
 
-def align_ranks(newest: Ranks, last: int | None = None) -> Window:
+def align_ranks(newest: Ranks, before: Before | None = None) -> Window:
     """The same from one recording per rank, in the order of ranks."""
-    with_steps = _comparable({rank: r for rank, r in newest.items() if _has_steps(r.rows)})
+    ends = {rank: ends for rank, r in newest.items() if (ends := _ends(r.rows)) is not None}
+    with_steps = {rank: newest[rank] for rank in _comparable(newest, ends)}
     without = tuple(rank for rank in newest if rank not in with_steps)
     if not with_steps:
-        empty = WindowArrays((), 0, ()).window((), np.zeros(0, dtype=np.int64))
+        empty = WindowArrays((), np.zeros(0, dtype=np.int64), ()).window((), 0)
         return replace(empty, ranks_without_steps=without)
     ranks = list(with_steps.values())
-    held = StepColumns([r.rows["step"] for r in ranks])
+    held = StepColumns([ends[rank] for rank in with_steps])
     earlier = _steps_before(ranks, held)
     steps = held.common[: len(held.common) - _unfinished(ranks, held.common)]
-    steps = steps[-last:] if last else steps
     user_names = list(dict.fromkeys(name for r in ranks for name in r.user_names if name))
-    arrays = WindowArrays(ranks, len(steps), user_names)
-    arrays.fill(held.pick([r.rows for r in ranks], steps))
+    arrays = WindowArrays(ranks, steps, user_names)
+    known = arrays.take_over(before.arrays) if before is not None and before.arrays is not None else 0
+    arrays.fill(held.pick([r.rows for r in ranks], steps[known:]), known)
+    arrays.fill_overhead([r.own_scale or 1.0 for r in ranks])
+    if before is not None:
+        before.arrays = arrays
     warmup_ms, warm_until = _warmup(ranks, held.common, earlier, arrays.step_ns, steps)
     begin = int(np.searchsorted(steps, warm_until, side="right"))
-    steps = steps[begin:]
-    arrays.leave_out(begin)
-    device_rows = _device_rows(ranks, steps)
-    if device_rows:
-        arrays.use_device(device_rows)
     starts = [e for r in ranks for e in r.events if e.kind == "epoch_start"]
     return replace(
-        arrays.window(tuple(with_steps), steps),
-        clock="device" if device_rows else "host",
+        arrays.window(tuple(with_steps), begin, _device_rows(ranks, steps[begin:])),
         workers=max((e.workers or 0 for e in starts), default=0),
         epoch_starts=frozenset(e.step for e in starts if e.step is not None),
         batches_per_step=max(1.0, float(np.mean(ranks[0].rows["micro_batches"]))),
@@ -79,7 +79,8 @@ def _warmup(
     every = -(-len(ranks) // WARMUP_MOST_RANKS)
     some = ranks[::every]
     heads: list[Rows] = [r.head if earlier and r.head is not None else r.rows for r in some]
-    columns = StepColumns([h["step"][: 2 * WARMUP_MOST_STEPS] if earlier else h["step"] for h in heads])
+    heads = [h[: 2 * WARMUP_MOST_STEPS] if earlier else h for h in heads]
+    columns = StepColumns([(int(h["step"][0]), int(h["step"][-1])) for h in heads])
     most = min(WARMUP_MOST_STEPS, max(2, int(count * WARMUP_MOST_SHARE)))
     first = (columns.common if earlier else common)[:most]
     if not len(first) or not len(steps):
@@ -110,19 +111,23 @@ def _leading_slow(lead: Floats, after: Floats) -> int:
     return last + 1
 
 
-def _has_steps(rows: Rows) -> bool:
-    """A rank numbers its steps without gaps. Rows with gaps are damaged: nothing can be compared."""
-    return bool(len(rows)) and int(rows["step"][-1]) - int(rows["step"][0]) + 1 == len(rows)
+def _ends(rows: Rows) -> Ends | None:
+    """The first and the last step, if there are any. A rank numbers its steps without gaps: rows with gaps
+    are damaged, and nothing can be compared."""
+    if not len(rows):
+        return None
+    steps = rows["step"]
+    first, last = int(steps[0]), int(steps[-1])
+    return (first, last) if last - first + 1 == len(rows) else None
 
 
-def _comparable(ranks: Ranks) -> Ranks:
+def _comparable(ranks: Ranks, ends: dict[int, Ends]) -> list[int]:
     """Without ranks that stopped before the oldest steps that others still have rows of, or in their first
     steps while most others continued: a rank that died early must not hide what the others show."""
-    lasts = {rank: int(r.rows["step"][-1]) for rank, r in ranks.items()}
-    least = max((int(r.rows["step"][0]) for r in ranks.values() if r.earlier is not None), default=0)
-    if ranks and np.median(list(lasts.values())) >= 2 * FEW_STEPS:
+    least = max((first for rank, (first, _) in ends.items() if ranks[rank].earlier is not None), default=0)
+    if ends and np.median([last for _, last in ends.values()]) >= 2 * FEW_STEPS:
         least = max(least, FEW_STEPS)
-    return {rank: r for rank, r in ranks.items() if lasts[rank] >= least}
+    return [rank for rank, (_, last) in ends.items() if last >= least]
 
 
 def _steps_before(ranks: list[RankRecording], held: StepColumns) -> int:
@@ -137,9 +142,9 @@ def _steps_before(ranks: list[RankRecording], held: StepColumns) -> int:
 class StepColumns:
     """The step numbers of many ranks. They have no gaps, so their ends are enough."""
 
-    def __init__(self, columns: list[Steps]) -> None:
-        self.firsts = np.array([column[0] for column in columns])
-        self.common = np.arange(self.firsts.max(), min(column[-1] for column in columns) + 1)
+    def __init__(self, ends: list[Ends]) -> None:
+        self.firsts = np.array([first for first, _ in ends])
+        self.common = np.arange(self.firsts.max(), min(last for _, last in ends) + 1)
 
     def pick(self, rows: list[Rows], steps: Steps) -> list[Rows]:
         """The rows of these consecutive steps, from each rank's rows."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
+from traceml.analyze.before import Before
+from traceml.analyze.samples import Rows
 from traceml.schema import fmt
 from traceml.schema.catalog import STEP_COLUMNS
 from traceml.schema.recorded import MOST_RANKS, RankRecording
@@ -19,18 +21,25 @@ from traceml.schema.recorded import MOST_RANKS, RankRecording
 LONGEST_STEP_NS: Final = 366 * 24 * 3600 * 10**9
 LARGEST: Final = 10**18
 MOST_NOTES: Final = 8
+FEW_ROWS: Final = 64
+_NOTHING: Final = (None, 0)
 _WORDS: Final = tuple(name for name, code in STEP_COLUMNS if code == "q")
 
 
-def believed(recordings: Sequence[RankRecording]) -> tuple[list[RankRecording], list[str]]:
+def believed(
+    recordings: Sequence[RankRecording], before: Before | None = None
+) -> tuple[list[RankRecording], list[str]]:
     """Those to analyze, and a note for each reason to set others aside."""
-    worlds = _worlds(recordings)
+    worlds, impossible = _worlds(recordings), _impossible(recordings, before or Before())
     kept: list[RankRecording] = []
     aside: dict[str, list[str]] = {}
     notes = []
     for recording in recordings:
         size = _claimed_world(recording)
-        if (problem := _problem(recording, size, worlds)) is not None:
+        problem = _problem(recording, size, worlds)
+        if problem is None and id(recording) in impossible:
+            problem = "its rows hold impossible numbers"
+        if problem is not None:
             aside.setdefault(problem, []).append(_who(recording))
             continue
         kept.append(recording)
@@ -64,10 +73,35 @@ def _problem(recording: RankRecording, size: int, worlds: set[int]) -> str | Non
         return f"it says that there are {fmt.count(size)} ranks, node 0 says {here}"
     if recording.node and recording.rank >= size:
         return f"there is no such rank among {fmt.count(size)}"
-    return None if _can_be(recording.rows) else "its rows hold impossible numbers"
+    return None
 
 
-def _can_be(rows: np.ndarray[tuple[int, ...], np.dtype[np.void]]) -> bool:
+def _impossible(recordings: Sequence[RankRecording], before: Before) -> set[int]:
+    """The ids of recordings with impossible numbers. Few new rows of many ranks are looked at in one go."""
+    checked: dict[int, tuple[dict[str, Any], int]] = {}
+    few: dict[np.dtype[np.void], list[tuple[RankRecording, bytes]]] = {}
+    found = []
+    for recording in recordings:
+        header, rows = recording.header, recording.rows
+        known, number = before.checked.get(id(header), _NOTHING)
+        last = int(rows["sequence"][-1]) if len(rows) else number
+        checked[id(header)] = header, last
+        if known is header:
+            rows = rows[len(rows) - min(len(rows), last - number) :]
+        if len(rows) <= FEW_ROWS:
+            few.setdefault(rows.dtype, []).append((recording, rows.tobytes()))
+        elif not _can_be(rows):
+            found.append(recording)
+    for dtype, new in few.items():
+        if not _can_be(np.frombuffer(b"".join([data for _, data in new]), dtype)):
+            found += [recording for recording, _ in new if not _can_be(recording.rows)]
+    for recording in found:
+        del checked[id(recording.header)]
+    before.checked = checked
+    return {id(recording) for recording in found}
+
+
+def _can_be(rows: Rows) -> bool:
     if not len(rows):
         return True
     took_ns = rows["end_ns"] - rows["begin_ns"]

@@ -52,12 +52,15 @@ class _Verdicts:
     def _apply(self, rule: Rule[View], view: View, of_all: float = 1.0) -> None:
         lacking = [key for key in rule.needs if not self._measured(key)]
         self.missing += [key for key in lacking if key not in self.missing]
-        measured = rule.measure(view) if not lacking else None
+        if lacking or any(found.kind in rule.unless for found in self._found):
+            return
+        measured = rule.measure(view)
         if measured is None:
             return
         of_view = replace(measured, score=measured.score * of_all)
         finding = rule.finding(of_view, self._critical_allowed)
-        if finding is not None and not rule.is_redundant(finding, self._found):
+        phases = {found.phase for found in self._found} if rule.unless_same_phase else ()
+        if finding is not None and finding.phase not in phases:
             self._found.append(finding)
 
     def findings(self, default: Finding) -> list[Finding]:

@@ -100,6 +100,8 @@ def row_means(values: Floats) -> Floats:
     """Each rank's mean of its values; NaN for a rank that has none."""
     if values.size == 0:
         return np.full(len(values), np.nan)
+    if not any(values.strides):  # a single number for all
+        return np.repeat(values[:1, 0], len(values))
     means: Floats = values.mean(axis=1)
     if np.isnan(means).any():
         counts = (~np.isnan(values)).sum(axis=1)
@@ -115,13 +117,14 @@ def row_peaks(values: Floats) -> Floats:
 
 def spread(values: Floats) -> tuple[float, float]:
     """The 5th and the 95th percentile over all ranks and steps."""
-    low, high = float(np.fmin.reduce(values, axis=None)), float(np.fmax.reduce(values, axis=None))
-    if low == high:
-        return low, high
     every = values.size // MOST_FOR_SPREAD + 1
     while math.gcd(every, values.shape[1]) > 1:
         every += 1  # so that slow steps at regular intervals are neither all selected nor all skipped
-    p5, p95 = np.nanpercentile(values.ravel()[::every], [5, 95])
+    chosen = values.ravel()[::every]
+    low, high = float(np.fmin.reduce(chosen)), float(np.fmax.reduce(chosen))
+    if low == high:
+        return low, high
+    p5, p95 = np.nanpercentile(chosen, [5, 95])
     return float(p5), float(p95)
 
 

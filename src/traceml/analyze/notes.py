@@ -87,7 +87,7 @@ def _not_measured(ranks: Ranks) -> list[str]:
 
 def _about_the_window(window: Window) -> list[str]:
     notes = []
-    typical_ms = float(np.median(window.step_ns)) / 1e6 if window.count else 0.0
+    typical_ms = float(np.median(window.typical_ms["step_ms"])) if window.count else 0.0
     if window.count and window.warmup and window.warmup[0] > 2 * typical_ms:
         together = f", {fmt.ms(sum(window.warmup))} together" if len(window.warmup) > 1 else ""
         notes.append(

@@ -225,10 +225,11 @@ def process_section(
 
 def _fullest(used: Floats, capacities: Sequence[float | None]) -> tuple[float | None, float | None]:
     """(used, capacity) of the fullest rank; the largest use if no capacity is known."""
-    pairs = zip(used, capacities, strict=True)
-    known = [(float(used), capacity) for used, capacity in pairs if not np.isnan(used) and capacity]
-    if known:
-        return max(known, key=lambda pair: pair[0] / pair[1])
+    whole = np.array([capacity or np.nan for capacity in capacities])
+    shares = used / whole
+    if not np.isnan(shares).all():
+        at = int(np.nanargmax(shares))
+        return float(used[at]), float(whole[at])
     return m.number(float(np.fmax.reduce(used, initial=-np.inf))), None
 
 

@@ -10,6 +10,7 @@ from traceml.analyze import metrics as m
 from traceml.analyze import sections
 from traceml.analyze.align import align_ranks
 from traceml.analyze.attempts import find_attempts
+from traceml.analyze.before import Before
 from traceml.analyze.claims import believed
 from traceml.analyze.cores import core_use
 from traceml.analyze.diagnose import choose_primary
@@ -28,10 +29,10 @@ LIVE_MEMBERS = 128
 
 
 def summarize(
-    recording: RunRecording, facts: RunFacts, final: bool = True, last: int | None = None
+    recording: RunRecording, facts: RunFacts, final: bool = True, before: Before | None = None
 ) -> Summary:
-    """The object that every view is made from; with `last`, of the newest steps only (live views)."""
-    kept, notes = believed(recording.ranks)
+    """The object that every view is made from. A live view gives the same `before` again and again."""
+    kept, notes = believed(recording.ranks, before)
     facts = replace(facts, notes=[*notes, *facts.notes])
     attempts = find_attempts(kept)
     ranks = attempts.chosen
@@ -39,7 +40,7 @@ def summarize(
     samples = process_samples(recording, ranks, when)
     delays = m.row_means(samples.table("cpu_delay_percent"))  # of each rank's threads, waiting for a core
     window = replace(
-        align_ranks(ranks, last),
+        align_ranks(ranks, before),
         cpu_delay_share=float(np.fmax.reduce(delays, initial=0.0)) / 100,
         core_use=core_use(recording, facts, [*ranks.values(), *attempts.doubles], when.get(0)),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -219,7 +220,7 @@ class RankView:
     def typical_step_ns(self) -> float:
         return float(np.median(RankSeries(self.window.step_ns).rank_means))
 
-    @property
+    @cached_property
     def slowest_step_ms(self) -> float:
         """The mean step of the slowest rank, which the others cannot outrun."""
         return float(self.window.step_ns.mean(axis=1).max()) / 1e6
@@ -371,11 +372,17 @@ class RankView:
     def saving_ms(self, *at: int) -> float:
         """What a step would save if these ranks were no slower than the slowest of the others."""
         own = self.window.own_work.values
-        return float(np.mean(own.max(axis=0) - np.delete(own, at, axis=0).max(axis=0))) / 1e6
+        others = (own[a + 1 : b] for a, b in pairwise([-1, *sorted(at), len(own)]))
+        slowest = np.max([part.max(axis=0) for part in others if len(part)], axis=0)
+        return float(np.mean(own.max(axis=0) - slowest)) / 1e6
+
+    @cached_property
+    def _has_many_hosts(self) -> bool:
+        return len(set(self.window.hosts)) > 1
 
     def name(self, at: int) -> str:
         rank, hosts = f"r{self.window.ranks[at]}", self.window.hosts
-        return f"{rank} on {hosts[at]}" if len(set(hosts)) > 1 and hosts[at] else rank
+        return f"{rank} on {hosts[at]}" if self._has_many_hosts and hosts[at] else rank
 
 
 def _behind(series: RankSeries, group: tuple[int, ...]) -> Floats:

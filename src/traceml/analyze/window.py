@@ -47,17 +47,22 @@ def median_over_ranks(values: Floats) -> Floats:
     return RankSeries(values).medians
 
 
+def _every(ranks: int) -> int:
+    """Medians over so many ranks are taken over every n-th of them; n is odd, so that every place within a
+    machine is included."""
+    return 2 * (ranks // (2 * MOST_RANKS_FOR_MEDIAN)) + 1
+
+
 class RankSeries:
     """One quantity over (rank, step), with its statistics over ranks and over steps.
 
     It is sorted once: sorting is vectorized, so it is faster than selecting, and it also gives the median
-    without any one rank. With very many ranks the median is taken over every n-th rank; n is odd, so that
-    every place within a machine is included.
+    without any one rank.
     """
 
     def __init__(self, values: Floats) -> None:
         self.values = values
-        self._every = 2 * (len(values) // (2 * MOST_RANKS_FOR_MEDIAN)) + 1
+        self._every = _every(len(values))
 
     @cached_property
     def _sorted_ranks(self) -> Floats:
@@ -219,9 +224,20 @@ class Window:
         """Step time without TraceML's own cost: the whole that shares refer to."""
         return np.maximum(self.step_ns - self.overhead_ns, 1.0)
 
+    @cached_property
+    def _some(self) -> slice:
+        """The ranks of which the median rank is found."""
+        return slice(None, None, _every(len(self.ranks)))
+
+    @cached_property
+    def _some_net_ns(self) -> Floats:
+        return self.net_step_ns[self._some]
+
     def median_share(self, values: Floats) -> float:
         """The median rank's share: the sum of these times over the sum of step times."""
-        return median_low(values.sum(axis=1) / self.net_step_ns.sum(axis=1)) if self.count else 0.0
+        if not self.count:
+            return 0.0
+        return median_low(values[self._some].sum(axis=1) / self._some_net_ns.sum(axis=1))
 
     def typical_share(self, values: Floats, burst: int = 1) -> float:
         """The share that more than a quarter of the steps reach, so that rare steps do not show. With bursts,
@@ -229,14 +245,13 @@ class Window:
         groups = self.count // burst
         if groups < 1:
             return self.median_share(values)
-        shape = (len(self.ranks), groups, burst)
         part, whole = (
-            v[:, : groups * burst].reshape(shape).sum(axis=2) if burst > 1 else v
-            for v in (values, self.net_step_ns)
+            v[:, : groups * burst].reshape(len(v), groups, burst).sum(axis=2) if burst > 1 else v
+            for v in (values[self._some], self._some_net_ns)
         )
         rare = min(0.5, 1 - (1 - RARE_SHARE) ** burst)
         return median_low(frequent_level(part / whole, rare))
 
     def mean_ms(self, values: Floats) -> float:
         """Mean over steps, median over ranks, in milliseconds."""
-        return median_low(values.mean(axis=1)) / 1e6 if self.count else 0.0
+        return median_low(values[self._some].mean(axis=1)) / 1e6 if self.count else 0.0

@@ -7,6 +7,7 @@ reading their columns one after the other costs only one pass over memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import is_
 from typing import Final
 
 import numpy as np
@@ -29,49 +30,98 @@ class WindowArrays:
     """The arrays of a window: one (rank, step) plane for each phase, wait place and column. Most runs use few
     of them: a plane of zeros costs no memory until it is written, and a plane of NaN is a single number."""
 
-    def __init__(self, recordings: Sequence[RankRecording], steps: int, user_names: Sequence[str]) -> None:
-        shape = (len(recordings), steps)
-        self._recordings = recordings
+    def __init__(
+        self, recordings: Sequence[RankRecording], steps: NDArray[np.int64], user_names: Sequence[str]
+    ) -> None:
+        shape = (len(recordings), len(steps))
+        self._steps = steps
+        self._headers = [r.header for r in recordings]
+        self._names_of_ranks = [r.user_names for r in recordings]
         self._user_names = user_names
-        self.phases = np.zeros((len(PHASE_KEYS) + len(user_names) + 1, *shape))
+        self._keys = (*PHASE_KEYS, *(f"user.{name}" for name in user_names), WAIT)
+        self.phases = np.zeros((len(self._keys), *shape))
         self.places = np.zeros((len(c.WAIT_PLACES), *shape))
-        self.step_ns = np.empty(shape)
-        self.overhead_ns = np.empty(shape)
-        self.switches, self.dropped_ns = np.empty(shape), np.zeros(shape)
+        self.step_ns, self.switches = np.empty(shape), np.empty(shape)
+        self.overhead_ns, self.dropped_ns = np.empty(shape), np.zeros(shape)
         self.more_batches = np.zeros(shape)
         self.parts = {name: np.zeros(shape) for name in ("gc_us", "gc_wait_us", "busy_wait_us")}
+        self._planes = {
+            **dict(zip(self._keys, self.phases, strict=True)),
+            **{place.key: plane for place, plane in zip(c.WAIT_PLACES, self.places, strict=True)},
+            **self.parts,
+            "dropped_ns": self.dropped_ns,
+            "more_batches": self.more_batches,
+            "step_ns": self.step_ns,
+            "switches": self.switches,
+        }
+        self._used = {"step_ns", "switches"}  # the others hold zeros so far
         self.amounts = {name: np.broadcast_to(np.nan, shape) for name in ("samples", "tokens")}
         self.memory = {key: np.broadcast_to(np.nan, shape) for key in MEMORY_FLAGS}
-        self.flags = 0  # every bit that any row has
+        self.flags = np.zeros(len(steps), dtype=np.uint32)  # of each step: every bit that any row has
 
-    def fill(self, picked: Sequence[Rows]) -> None:
-        """From the rows of each rank, one row per step of the window."""
+    def take_over(self, before: WindowArrays) -> int:
+        """Copy the steps that are in this earlier window of the same ranks; returns from which step on
+        `fill` must go on. A row may have superseded the last one since then."""
+        first = int(self._steps[0] - before._steps[0]) if len(self._steps) and len(before._steps) else 0
+        count = len(before._steps) - first - 2
+        if first < 0 or count < 1 or count > len(self._steps) or not self._is_of_same_ranks(before):
+            return 0
+        self._used = set(before._used)
+        for name in self._used:
+            self._planes[name][:, :count] = before._planes[name][:, first : first + count]
+        self.dropped_ns[:, count] = before.dropped_ns[:, first + count]
+        self.dropped_ns[:, 0] = 0.0  # the step before it is not part of the window any more
+        for old, new in ((before.amounts, self.amounts), (before.memory, self.memory)):
+            for name, plane in old.items():
+                if plane.flags.writeable:
+                    _writable(new, name)[:, :count] = plane[:, first : first + count]
+        self.flags[:count] = before.flags[first : first + count]
+        return count
+
+    def _is_of_same_ranks(self, before: WindowArrays) -> bool:
+        return (
+            self._user_names == before._user_names
+            and len(self._headers) == len(before._headers)
+            and all(map(is_, self._headers, before._headers))
+            and self._names_of_ranks == before._names_of_ranks
+        )
+
+    def fill(self, picked: Sequence[Rows], begin: int = 0) -> None:
+        """From the rows of each rank, one row per step of the window from the `begin`-th on."""
         for at, rows in _blocks(picked):
-            self._fill_host(at, rows)
-            self._fill_user(at, rows)
-            costs = [r.header.get("overhead", {}) for r in self._recordings[at]]
-            self.switches[at] = rows["switches"]
-            _put(self.more_batches[at], rows["micro_batches"].astype(np.int64) - 1)
-            self.overhead_ns[at] = self.switches[at] * np.array(
-                [[float(cost.get("switch_ns", 0))] for cost in costs]
-            )
-            self.overhead_ns[at] += np.array([[float(cost.get("row_ns", 0))] for cost in costs])
-            self.overhead_ns[at] *= np.array([[r.own_scale or 1.0] for r in self._recordings[at]])
+            self._fill_host(at, begin, rows)
+            self._fill_user(self.phases, at, begin, rows)
+        self._used.update(f"user.{name}" for name in self._user_names)
 
-    def _fill_host(self, at: slice, rows: Rows) -> None:
+    def fill_overhead(self, scales: Sequence[float]) -> None:
+        """What TraceML cost: estimated for each step, times what each rank measured of that."""
+        costs = [header.get("overhead", {}) for header in self._headers]
+        switch_ns = np.array([[float(cost.get("switch_ns", 0))] for cost in costs])
+        np.multiply(self.switches, switch_ns, out=self.overhead_ns)
+        self.overhead_ns += np.array([[float(cost.get("row_ns", 0))] for cost in costs])
+        self.overhead_ns *= np.array(scales)[:, None]
+
+    def _fill_host(self, ranks: slice, begin: int, rows: Rows) -> None:
+        at = (ranks, slice(begin, None))
         flags = rows["flags"]
         always = int(np.bitwise_and.reduce(flags, axis=None))
-        ever = int(np.bitwise_or.reduce(flags, axis=None))
+        of_steps = np.bitwise_or.reduce(flags, axis=0)
+        self.flags[begin:] |= of_steps
+        ever = int(np.bitwise_or.reduce(of_steps))
         for i, key in enumerate(PHASE_KEYS):
-            _put(self.phases[i, at], rows[key])
-            _blank(self.phases[i, at], flags, 1 << i, always)
-        for i, place in enumerate(c.WAIT_PLACES):
-            if _put(self.places[i, at], rows[place.key]):
-                self.phases[-1, at] += self.places[i, at]
+            self._put(key, at, rows[key])
+            if _blank(self.phases[i][at], flags, 1 << i, always):
+                self._used.add(key)
+        for place in c.WAIT_PLACES:
+            if self._put(place.key, at, rows[place.key]):
+                self._put(WAIT, at, self.phases[-1][at] + rows[place.key])
+        self.switches[at] = rows["switches"]
+        self._put("more_batches", at, rows["micro_batches"].astype(np.int64) - 1)
         np.subtract(rows["end_ns"], rows["begin_ns"], out=self.step_ns[at], casting="unsafe")
-        _put(self.dropped_ns[at, 1:], rows["begin_ns"][:, 1:] - rows["end_ns"][:, :-1])
+        between = rows["begin_ns"][:, 1:] - rows["end_ns"][:, :-1]
+        self._put("dropped_ns", (ranks, slice(begin + 1, None)), between)
         for name, plane in self.parts.items():
-            if _put(plane[at], rows[name]):
+            if self._put(name, at, rows[name]):
                 plane[at] *= 1e3
         for name in self.amounts:
             if rows[name].any():
@@ -83,68 +133,63 @@ class WindowArrays:
                 read = _writable(self.memory, key)[at]
                 read[:] = rows[key]
                 _blank(read, flags, flag, always)
-        self.flags |= ever
 
-    def _fill_user(self, at: slice, rows: Rows) -> None:
+    def _put(self, name: str, at: tuple[slice, slice], values: NDArray[np.int64] | Floats) -> bool:
+        """Copy the values into a plane, which has zeros there; False if all are 0."""
+        if not values.any():
+            return False
+        self._planes[name][at] = values
+        self._used.add(name)
+        return True
+
+    def _fill_user(self, phases: Floats, at: slice, begin: int, rows: Rows) -> None:
         """By name: ranks may have the same user phase in different columns."""
         for i, name in enumerate(self._user_names, len(PHASE_KEYS)):
-            for rank, recording in enumerate(self._recordings[at]):
-                if name in recording.user_names:
-                    column = f"user{recording.user_names.index(name)}"
-                    self.phases[i, at.start + rank] = rows[column][rank]
+            for rank, names in enumerate(self._names_of_ranks[at]):
+                if name in names:
+                    phases[i, at.start + rank, begin:] = rows[f"user{names.index(name)}"][rank]
 
-    def leave_out(self, leading: int) -> None:
-        """Drop the first steps."""
-        self.phases, self.places = self.phases[:, :, leading:], self.places[:, :, leading:]
-        for name in ("step_ns", "overhead_ns", "switches", "more_batches", "dropped_ns"):
-            setattr(self, name, getattr(self, name)[:, leading:])
-        for planes in (self.parts, self.amounts, self.memory):
-            planes.update({name: plane[:, leading:] for name, plane in planes.items()})
-
-    def window(self, ranks: tuple[int, ...], steps: NDArray[np.int64]) -> Window:
-        """The window of these arrays."""
+    def window(self, ranks: tuple[int, ...], leading: int, device: Sequence[Rows] = ()) -> Window:
+        """The window of these arrays without the first steps; with device rows, on the device's clock."""
+        used = slice(leading, None)
+        flags = int(np.bitwise_or.reduce(self.flags))
+        phases, step_ns = self.phases[:, :, used], self.step_ns[:, used]
+        if device:
+            phases, step_ns = self._on_device(phases, device)
         return Window(
             ranks=ranks,
-            steps=steps,
-            keys=(*PHASE_KEYS, *(f"user.{name}" for name in self._user_names), WAIT),
-            phases=np.moveaxis(self.phases, 0, 2),
-            step_ns=self.step_ns,
-            overhead_ns=self.overhead_ns,
-            switches=self.switches,
-            more_batches=self.more_batches,
-            dropped_ns=self.dropped_ns,
-            wait_places=np.moveaxis(self.places, 0, 2),
-            memory=self.memory,
-            input_inferred=bool(self.flags & c.FLAG_INPUT_INFERRED),
-            steps_inferred=bool(self.flags & c.FLAG_STEP_INFERRED),
-            gc_ns=self.parts["gc_us"],
-            gc_wait_ns=self.parts["gc_wait_us"],
-            busy_wait_ns=self.parts["busy_wait_us"],
-            samples=self.amounts["samples"],
-            tokens=self.amounts["tokens"],
+            steps=self._steps[used],
+            keys=self._keys,
+            clock="device" if device else "host",
+            phases=np.moveaxis(phases, 0, 2),
+            step_ns=step_ns,
+            overhead_ns=self.overhead_ns[:, used],
+            switches=self.switches[:, used],
+            more_batches=self.more_batches[:, used],
+            dropped_ns=self.dropped_ns[:, used],
+            wait_places=np.moveaxis(self.places[:, :, used], 0, 2),
+            memory={key: plane[:, used] for key, plane in self.memory.items()},
+            input_inferred=bool(flags & c.FLAG_INPUT_INFERRED),
+            steps_inferred=bool(flags & c.FLAG_STEP_INFERRED),
+            gc_ns=self.parts["gc_us"][:, used],
+            gc_wait_ns=self.parts["gc_wait_us"][:, used],
+            busy_wait_ns=self.parts["busy_wait_us"][:, used],
+            samples=self.amounts["samples"][:, used],
+            tokens=self.amounts["tokens"][:, used],
         )
 
-    def use_device(self, picked: Sequence[Rows]) -> None:
-        """Replace the host's times by the device's; the host's rows still say which phases were measured."""
+    def _on_device(self, host: Floats, picked: Sequence[Rows]) -> tuple[Floats, Floats]:
+        """(phases, steps) by the device's times; the host's rows still say which phases were measured."""
+        phases, total = np.zeros(host.shape), np.zeros(host.shape[1:])
         for at, rows in _blocks(picked):
-            total = np.zeros(rows.shape)
             for i, key in enumerate(PHASE_KEYS):
-                measured = ~np.isnan(self.phases[i, at])
-                self.phases[i, at] = np.where(measured, rows[key], np.nan)
-            self._fill_user(at, rows)
-            self.phases[-1, at] = rows[WAIT]
+                phases[i, at] = np.where(np.isnan(host[i, at]), np.nan, rows[key])
+            self._fill_user(phases, at, 0, rows)
+            phases[-1, at] = rows[WAIT]
             for name in rows.dtype.names or ():
                 if name not in ("step", "sequence"):
-                    total += rows[name]
-            self.step_ns[at] = total
-
-
-def _put(plane: Floats, values: NDArray[np.int64]) -> bool:
-    """Copy the values into a plane of zeros; False if all are 0."""
-    if not values.any():
-        return False
-    plane[:] = values
-    return True
+                    total[at] += rows[name]
+        return phases, total
 
 
 def _writable(planes: dict[str, Floats], name: str) -> Floats:
@@ -154,10 +199,12 @@ def _writable(planes: dict[str, Floats], name: str) -> Floats:
     return planes[name]
 
 
-def _blank(plane: Floats, flags: NDArray[np.uint32], bit: int, always: int) -> None:
-    """Set NaN where this bit of the flags says that nothing was measured."""
-    if not always & bit:
-        plane[(flags & bit) == 0] = np.nan
+def _blank(plane: Floats, flags: NDArray[np.uint32], bit: int, always: int) -> bool:
+    """Set NaN where this bit of the flags says that nothing was measured; False if it was everywhere."""
+    if always & bit:
+        return False
+    plane[(flags & bit) == 0] = np.nan
+    return True
 
 
 def _blocks(picked: Sequence[Rows]) -> Iterator[tuple[slice, Rows]]:

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from traceml.errors import CommandError, printable, say
 from traceml.recording import layout
 from traceml.recording.events import EventsTail
+from traceml.recording.names import NODE
 from traceml.recording.pieces import RecordingPieces
 from traceml.recording.reader import Rows, UnreadableRecording
 from traceml.recording.rollup import read_blocks
-from traceml.recording.tail import NODE
 from traceml.recording.trust import checked
 from traceml.runs.manifest import read_manifest, recorded_at
 from traceml.schema import catalog as c

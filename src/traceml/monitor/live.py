@@ -5,6 +5,7 @@ from collections import deque
 from pathlib import Path
 from typing import Final
 
+from traceml.analyze.before import Before
 from traceml.errors import CommandError
 from traceml.monitor.result import build
 from traceml.recording.tail import Tail, live_tail
@@ -29,6 +30,7 @@ class LiveRun:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._tail: Tail | None = None
+        self._before = Before()
         self._steps = -1
         self._news = time.monotonic()
         self._asked = 0.0
@@ -54,14 +56,14 @@ class LiveRun:
             if not gone:
                 return live
             self._over = live
-        self._tail = None
+        self._tail, self._before = None, Before()
         return self._over
 
     def _build(self, manifest: Manifest) -> Summary:
         source = recorded_at(self.folder, manifest)
         if self._tail is None or self._tail.folder.parent != source:
             self._tail = live_tail(source)
-        return build(source, manifest, final=False, tail=self._tail)
+        return build(source, manifest, final=False, tail=self._tail, before=self._before)
 
     def _going_on(self, manifest: Manifest) -> bool:
         now = time.monotonic()

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from traceml.analyze.before import Before
 from traceml.analyze.summarize import summarize
 from traceml.analyze.totals import steps_of
 from traceml.errors import failsafe, printable
@@ -23,15 +24,18 @@ from traceml.schema.recorded import RunFacts
 from traceml.schema.summary import Summary
 
 
-def build(folder: Path, manifest: Manifest, final: bool, tail: Tail | None = None) -> Summary:
-    """The summary of everything recorded so far; a `tail` kept between calls reads only what is new."""
+def build(
+    folder: Path, manifest: Manifest, final: bool, tail: Tail | None = None, before: Before | None = None
+) -> Summary:
+    """The summary of everything recorded so far; with a `tail` and a `before` that are kept between calls, of
+    which only what is new is read and aligned."""
     recording = (tail or Tail(folder)).read()
     facts = facts_of(manifest)
     if facts.end_ns is None:
         ends = [int(r.rows["end_ns"][-1]) for r in recording.ranks if len(r.rows)]
         end = max(ends, default=None) if final else time.perf_counter_ns()
         facts = replace(facts, end_ns=end)
-    return summarize(recording, facts, final)
+    return summarize(recording, facts, final, before)
 
 
 def has_more(folder: Path, summary: Summary) -> bool:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import time
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+NODE: Final = re.compile(r"\.node([0-9]{1,7})\.")
 SETTLED_NS: Final = 2_000_000_000
 COSTLY_S: Final = 0.0005
 PAUSES: Final = 200
@@ -41,3 +44,35 @@ class FolderNames:
     def forget(self) -> None:
         """List again at the next look."""
         self._changed_ns, self._not_before_s = 0, 0.0
+
+
+class Listing:
+    """What these names are, found out once for all looks that see the same names."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+        self.there = set(names)
+        self.ranks = sorted(n for n in names if n.startswith("rank-") and n.endswith(".steps"))
+
+    @cached_property
+    def nodes(self) -> list[int]:
+        """The nodes with files here; node 0 always."""
+        return sorted({0, *(int(m.group(1)) for n in self.names if (m := NODE.search(n)) is not None)})
+
+    @cached_property
+    def seen(self) -> frozenset[str]:
+        """How far the command got."""
+        return frozenset(n.removeprefix("seen-") for n in self.names if n.startswith("seen-"))
+
+    @cached_property
+    def monitor_events(self) -> list[str]:
+        """The files of what monitors saw."""
+        return self._events_of("monitor")
+
+    @cached_property
+    def early_events(self) -> list[str]:
+        """The files of processes that never became a rank."""
+        return self._events_of("early")
+
+    def _events_of(self, source: str) -> list[str]:
+        return sorted(n for n in self.names if n.startswith(source) and n.endswith(".events.jsonl"))

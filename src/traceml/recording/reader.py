@@ -76,14 +76,14 @@ class RecordingReader:
     def look(self) -> int:
         """How many rows are published by now."""
         with self._opened() as fd:
-            self.count = self._published(fd, self._room_for(fd), self.count)
+            self.count = self._published(fd, self._room_for(os.fstat(fd).st_size), self.count)
         return self.count
 
     def rows(self, begin: int | None = None, most: int | None = None) -> Rows:
         """The published rows from this one on, at most `most` of them."""
         first = self._rolled_up if begin is None else begin
         with self._opened() as fd:
-            self.count = self._published(fd, self._room_for(fd), self.count)
+            self.count = self._published(fd, self._room_for(os.fstat(fd).st_size), self.count)
             wanted = max(self.count - first, 0)
             return self._copied(fd, first, wanted if most is None else min(wanted, most))
 
@@ -95,9 +95,9 @@ class RecordingReader:
         finally:
             os.close(fd)
 
-    def _room_for(self, fd: int) -> int:
-        """How many rows the file has room for; the last of them may not be published yet."""
-        return (os.fstat(fd).st_size - layout.HEADER_SIZE) // self.row_size
+    def _room_for(self, size: int) -> int:
+        """How many rows a file of this size has room for; the last of them may not be published yet."""
+        return (size - layout.HEADER_SIZE) // self.row_size
 
     def _published(self, fd: int, high: int, likely: int) -> int:
         """How many rows are published, at most `high`; found by bisection around `likely`.

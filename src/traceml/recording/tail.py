@@ -7,7 +7,6 @@ the steps before them are held as one block of exact sums (`RankRecording.earlie
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +17,7 @@ from traceml.recording import layout
 from traceml.recording.events import EventsTail
 from traceml.recording.fold import STEPS, Fold, latest_of_each_step
 from traceml.recording.layers import LayersTail
-from traceml.recording.names import FolderNames
+from traceml.recording.names import NODE, FolderNames, Listing
 from traceml.recording.reader import Live, Rows, UnreadableRecording, names_of
 from traceml.recording.rollup import HEAD_ROWS, rolled_up, rollup_name
 from traceml.recording.rows_tail import RowsTail
@@ -28,7 +27,6 @@ from traceml.schema.recorded import NodeGauges, RankRecording, RecordedEvent, Ru
 
 S = TypeVar("S")
 T = TypeVar("T")
-NODE: Final = re.compile(r"\.node([0-9]{1,7})\.")
 LIVE_NAMES: Final = slice(layout.LIVE_NAMES - layout.LIVE_OFFSET, layout.LIVE_BYTES)
 HEAD_COLUMNS: Final = ("step", "begin_ns", "end_ns")
 
@@ -58,8 +56,7 @@ class Tail:
         self._events: dict[str, EventsTail] = {}
         self._likely = 0  # rows of the rank that was read last
         self._names = FolderNames(self.folder)
-        self._listed: list[str] = []
-        self._there: set[str] = set()
+        self._listed = Listing([])
         self._own: list[str] = []  # recordings of this machine's processes that have not ended
         self.ended: set[str] = set()
         """Recordings of processes that have ended: `local_ranks` looks at them no more."""
@@ -80,20 +77,19 @@ class Tail:
     def names(self) -> list[str]:
         """The files of the folder, possibly a moment old; the same list object if nothing is new."""
         names = self._names.look()
-        if names is not self._listed:
-            self._listed, self._there = names, set(names)
-            new = (n for n in _rank_names(names) if n not in self.ended)
-            self._own = [n for n in new if ".node" not in n]
+        if names is not self._listed.names:
+            self._listed = Listing(names)
+            self._own = [n for n in self._listed.ranks if n not in self.ended and ".node" not in n]
         return names
 
     def local_ranks(self) -> list[RankTail]:
         """This machine's own ranks, up to date, without ended ones and those that other nodes relayed."""
         self.names()
-        return self._pulled(self._own, self._there)
+        return self._pulled(self._own)
 
     def read_again(self, rank: RankTail) -> None:
         """For a process that is found gone: what it recorded in its last moment."""
-        self._pulled([rank.name], self._there)
+        self._pulled([rank.name])
 
     def end(self, name: str) -> None:
         """The process of this recording has ended: nothing of it is held any more."""
@@ -107,20 +103,21 @@ class Tail:
 
     def read(self) -> RunRecording:
         """All published rows of all files, as far as they are held."""
-        names, there = self.names(), self._there
-        ranks = self._pulled(_rank_names(names), there)
-        nodes = sorted({0, *(int(m.group(1)) for n in names if (m := NODE.search(n)) is not None)})
-        most_gauges = MOST_GAUGE_ROWS // (2 * len(nodes))
+        self.names()
+        listed, there = self._listed, self._listed.there
+        ranks = self._pulled(listed.ranks)
+        most_gauges = MOST_GAUGE_ROWS // (2 * len(listed.nodes))
         return RunRecording(
             ranks=self._readable(ranks, lambda rank: rank.recording(there, self._note)),
-            nodes={node: self._node_gauges(node, there, most_gauges) for node in nodes},
-            seen=frozenset(n.removeprefix("seen-") for n in names if n.startswith("seen-")),
+            nodes={node: self._node_gauges(node, there, most_gauges) for node in listed.nodes},
+            seen=listed.seen,
             problems=list(self.problems),
-            monitor_events=[e for name in sorted(there) for e in self._events_of("monitor", name)],
-            early_events=[e for name in sorted(there) for e in self._events_of("early", name)],
+            monitor_events=self._events_of(listed.monitor_events),
+            early_events=self._events_of(listed.early_events),
         )
 
-    def _pulled(self, names: list[str], there: set[str]) -> list[RankTail]:
+    def _pulled(self, names: list[str]) -> list[RankTail]:
+        there = self._listed.there
         most = max(self._most_cells // max(len(names), 1), LIVE_STEPS)
         most = min(most, self._most_rows or most)
 
@@ -134,10 +131,11 @@ class Tail:
 
         return self._readable(names, pull)
 
-    def _events_of(self, source: str, name: str) -> list[RecordedEvent]:
-        if not (name.startswith(source) and name.endswith(".events.jsonl")):
-            return []
-        return self._events.setdefault(name, EventsTail(str(self.folder / name))).read()
+    def _events_of(self, names: list[str]) -> list[RecordedEvent]:
+        for name in names:
+            if name not in self._events:
+                self._events[name] = EventsTail(str(self.folder / name))
+        return [event for name in names for event in self._events[name].read()]
 
     def _node_gauges(self, node: int, there: set[str], most_rows: int) -> NodeGauges:
         def pull(kind: str) -> Rows | None:
@@ -180,7 +178,7 @@ class RankTail:
 
     def __init__(self, folder: str, name: str) -> None:
         self.name = name
-        self._stem = stem = name.removesuffix(".steps")
+        stem = name.removesuffix(".steps")
         self.steps = _rows_tail(os.path.join(folder, name), c.STEP_COLUMNS, STEPS)
         self.header = checked(self.steps.header, self.steps.path)
         self.identity = identity_of(self.header)
@@ -188,7 +186,8 @@ class RankTail:
         self._device_name = f"{stem}.device"
         self._rollup, self._device_rollup = rollup_name(name), rollup_name(self._device_name)
         self._events = EventsTail(os.path.join(folder, f"{stem}.events.jsonl"))
-        self._layers = LayersTail(os.path.join(folder, f"{stem}.layers.jsonl"))
+        self._layers_name = f"{stem}.layers.jsonl"
+        self._layers = LayersTail(os.path.join(folder, self._layers_name))
         self._repeats = False  # whether a step ever has two rows
         self._checked = 0
         self._head: Rows | None = None
@@ -226,7 +225,7 @@ class RankTail:
             own_scale=self._own_scale(live),
             other_steps=max(live.other_steps, 0),
             events=self._events.read(),
-            layers=self._layers.read() if f"{self._stem}.layers.jsonl" in there else [],
+            layers=self._layers.read() if self._layers_name in there else [],
             node=self._node,
             earlier=self.steps.earlier,
             head=self._first_rows(),
@@ -248,9 +247,10 @@ class RankTail:
     def _rows_of_steps(self) -> Rows:
         """One row per step. Only new rows are searched for repeats, which are rare."""
         rows = self.steps.held
-        new = rows[-(self.steps.count - self._checked + 1) :]
-        self._checked = self.steps.count
-        self._repeats = self._repeats or len(latest_of_each_step(new)) < len(new)
+        if not self._repeats:
+            new = rows["step"][-(self.steps.count - self._checked + 1) :].tolist()
+            self._repeats = len(set(new)) < len(new)
+            self._checked = self.steps.count
         return latest_of_each_step(rows) if self._repeats else rows
 
     def _first_rows(self) -> Rows | None:
@@ -287,10 +287,6 @@ def _skip(tail: RowsTail) -> bool:
         return False
     tail.restart(earlier)
     return True
-
-
-def _rank_names(names: list[str]) -> list[str]:
-    return sorted(n for n in names if n.startswith("rank-") and n.endswith(".steps"))
 
 
 def _rows_tail(path: str, columns: layout.Columns, fold: Fold | None) -> RowsTail:

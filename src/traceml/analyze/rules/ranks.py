@@ -296,10 +296,12 @@ def wait_for_outside(view: RankView) -> Measured | None:
     window, found = view.window, []
     for key in (*w.OUTSIDE, *window.user_keys):
         mine = window.of(key)
+        if not mine.any():
+            continue
         at = int(np.argmax(mine.sum(axis=1)))
         waited = np.minimum(window.of(w.SYNC), mine.max(axis=0) - mine)
         found.append((float(np.delete(waited, at, axis=0).mean()), at, key))
-    waited_ns, at, phase = max(found)
+    waited_ns, at, phase = max(found, default=(0.0, 0, w.VALIDATION))
     share = waited_ns / float(window.net_step_ns.mean())
     if share < NOTABLE_WAIT:
         return None

@@ -93,11 +93,6 @@ class Rule(Generic[View]):
             evidence=evidence,
         )
 
-    def is_redundant(self, finding: Finding, found: list[Finding]) -> bool:
-        """Whether an earlier finding already says this."""
-        same_phase = self.unless_same_phase and finding.phase in {f.phase for f in found}
-        return same_phase or any(f.kind in self.unless for f in found)
-
 
 _UNITS: Final = {**fmt.BY_UNIT, "share": fmt.share, "skew": fmt.share}
 

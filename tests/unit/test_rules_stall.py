@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -386,6 +387,13 @@ def test_uneven_accumulation_is_not_called_dropped_steps() -> None:
     assert first_kinds(findings) == ["JITTER"]
     assert "; they take 2 batches instead of 1." in findings[0].summary
     assert "in wait, after the forward pass" in findings[0].summary
+
+
+def test_a_loop_that_fetches_ahead_skips_no_batch() -> None:
+    """Its first step of each epoch takes two batches, one of them for the next step."""
+    ahead = skipping()
+    starts = frozenset(ahead.steps[ahead.more_batches[0] > 0].tolist())
+    assert "DROPPED_STEPS" not in kinds(diagnose_time(replace(ahead, epoch_starts=starts)))
 
 
 def test_steps_that_always_take_several_batches_skip_none() -> None:

@@ -122,11 +122,13 @@ class TimeView:
     @cached_property
     def skipping(self) -> NDArray[np.int64]:
         """Steps that took more batches than usual, but no longer in backward: a batch was not trained on. In
-        uneven accumulation, every batch has a backward pass."""
+        uneven accumulation, every batch has a backward pass. A loop that fetches ahead takes one more batch
+        where an epoch begins, so such steps tell nothing."""
         if not self.window.more_batches.any():
             return np.zeros(0, dtype=np.int64)
         batches, backward = self.window.more_batches + 1, self.window.of(w.BACKWARD)
         more = batches > np.median(batches, axis=1, keepdims=True)
+        more &= ~np.isin(self.window.steps, list(self.window.epoch_starts))
         at = np.flatnonzero(more.any(axis=0))
         if not 0 < len(at) <= w.RARE_SHARE * self.window.count:
             return at[:0]

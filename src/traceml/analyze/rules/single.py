@@ -117,7 +117,7 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
     Rule(
         "DROPPED_STEPS",
         dropped_steps,
-        "{lost_ms} of the training time ({score}) went into {times} step(s) that were not completed; the "
+        "{lost_ms} of the training time ({score}) went into steps that were not completed ({times}); the "
         "longest took {longest_ms}, before step {step} was completed.",
         "Look at the exception that the script catches there, or its reason to skip a batch (lack of memory, "
         "bad data).",

@@ -43,6 +43,7 @@ STEPS = {
     "folds": 96,
     "replaced_by_exec": 32,
     "folds_without_a_loader": 96,
+    "stages_without_a_loader": 60,
     "training_moves_to_another_thread": 60,
     "two_training_threads": 40,
     "optimizers_replaced_while_the_old_one_lives": 100,

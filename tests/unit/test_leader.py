@@ -67,6 +67,25 @@ def test_a_late_second_optimizer_does_not_split_steps() -> None:
     assert [steps(leader, late, main) for _ in range(5)] == [[NOTHING, ENDS_STEP]] * 5
 
 
+def whole(leader: LeadingOptimizer, *optimizers: Optimizer) -> list[int]:
+    """Steps without batches, each with a backward pass of its own."""
+    return [leader.stepped(o, has_own_backward=True) for o in optimizers]
+
+
+def test_the_next_stage_of_a_training_loses_no_step() -> None:
+    """Forward-forward: another optimizer goes on, with its own backward passes, while the old one lives."""
+    leader, old, new, last = LeadingOptimizer(), Optimizer(), Optimizer(), Optimizer()
+    assert whole(leader, *[old] * 10, *[new] * 10, *[last] * 10) == [ENDS_STEP] * 30
+
+
+def test_a_row_that_was_written_early_grows_if_the_leader_follows() -> None:
+    """The newcomer was the begin of a cycle: once its row is superseded, then it is known."""
+    leader, main, late = LeadingOptimizer(), Optimizer(), Optimizer()
+    whole(leader, *[main] * 10)
+    assert whole(leader, late, main) == [ENDS_STEP, EXTENDS_STEP]
+    assert [whole(leader, late, main) for _ in range(5)] == [[NOTHING, ENDS_STEP]] * 5
+
+
 def test_a_retired_leader_is_replaced() -> None:
     """The second stage of a training uses another optimizer: after a short patience it leads."""
     leader, old, new = LeadingOptimizer(), Optimizer(), Optimizer()

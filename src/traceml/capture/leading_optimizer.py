@@ -1,8 +1,9 @@
 """Which optimizer's `step()` ends a training step. No torch: any object can step.
 
 One optimizer: that one. Several in turn (GAN, one for each part of a model): the last of the cycle, so
-that a step is one round of all of them. Until the first cycle is known its row is written early and then
-superseded, because a completed step must be on record the moment it completes.
+that a step is one round of all of them. Until that is known a row is written early and then superseded,
+because a completed step must be on record the moment it completes: in the first cycle, and when an optimizer
+that never stepped before steps between two steps of the only one (the next stage of a training, or a cycle).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class LeadingOptimizer:
         self._made_since: Any = None  # an optimizer that was made after the leader's latest step
         self.other_steps = 0  # of optimizers that end no step
         self.undecided = True  # the first cycle of optimizers is still open
+        self.may_grow = True  # so the last row, or that of a newcomer without a batch, may be superseded
         self.only = 0  # id of the optimizer that has been the only one for a while: no need to ask
 
     def made(self, optimizer: object) -> None:
@@ -53,10 +55,13 @@ class LeadingOptimizer:
         self._lead(id(newcomer))
         return ENDS_STEP
 
-    def stepped(self, optimizer: object, is_first_for_batch: bool = False) -> int:
+    def stepped(
+        self, optimizer: object, is_first_for_batch: bool = False, has_own_backward: bool = False
+    ) -> int:
         """`optimizer` finished a step: NOTHING, ENDS_STEP, or EXTENDS_STEP (the last row grows).
 
-        `is_first_for_batch`: the leader has not stepped since the batch was fetched.
+        `is_first_for_batch`: the leader has not stepped since the batch was fetched. `has_own_backward`:
+        there is no batch, but a backward pass came since the last step of any optimizer.
         """
         key = id(optimizer)
         if self._leader is None:
@@ -66,13 +71,14 @@ class LeadingOptimizer:
                 return ENDS_STEP if len(self._cycle) == 1 else EXTENDS_STEP
             self._lead(self._cycle[-1])
         if key == self._leader:
+            verdict = EXTENDS_STEP if self.may_grow else ENDS_STEP
             self._most_others = max(self._most_others, self._others)
-            self._others = 0
+            self._others, self.may_grow = 0, False
             self._newcomer = self._made_since = None
             self._rounds += 1
             if self._rounds >= 4 and not self._most_others:
                 self.only = key
-            return ENDS_STEP
+            return verdict
         self._others += 1
         self.other_steps += 1
         self.only = 0
@@ -81,9 +87,12 @@ class LeadingOptimizer:
             self._refs[key] = weakref.ref(optimizer)
             self._lead(key)
             return ENDS_STEP
-        if is_first_for_batch and not self._most_others:
+        if self._most_others:
+            return NOTHING
+        if is_first_for_batch:
             self._newcomer = weakref.ref(optimizer)
-        return NOTHING
+        self.may_grow = has_own_backward and self._rounds >= 4
+        return ENDS_STEP if self.may_grow else NOTHING
 
     def describe(self) -> str:
         """What a step is, where several optimizers step."""
@@ -102,7 +111,7 @@ class LeadingOptimizer:
 
     def _lead(self, key: int) -> None:
         self._leader = key
-        self.undecided = False
+        self.undecided = self.may_grow = False
         self._alive = self._refs[key]
         self._refs = {key: self._alive}
         self._newcomer = self._made_since = None

@@ -71,7 +71,7 @@ class Session:
         self.end_after_backward = False
         self.switch.count_nodes = getattr(self.torch.autograd, "_get_sequence_nr", None)
         self.inputs = Inputs(self.switch, self.torch, self)
-        self.memory_due, self.first_row = 0, b""
+        self.memory_due, self.last_row = 0, b""
         self.has_optimizer = False  # one has stepped
         self.unended = UnendedSteps(self.switch)
         self.user_phases = UserPhases()
@@ -228,7 +228,7 @@ class Session:
             return
         self._training_begins()
         if self.unended:
-            self.first_row = self.unended.take_as_one()
+            self.last_row, self.switch.step = self.unended.take_as_one(), 1
             self.leader.stepped(optimizer)
             self.end_step(now, extend=True)
             return
@@ -236,7 +236,8 @@ class Session:
             self.end_after_backward = True
             self.look_closer()
             return
-        verdict = self.leader.stepped(optimizer, is_first_for_batch=self.switch.fetches > 0)
+        fetched, backwards = self.switch.fetches > 0, self.switch.backwards
+        verdict = self.leader.stepped(optimizer, fetched, has_own_backward=not fetched and backwards > 0)
         if verdict == NOTHING:
             self.look_closer()
         else:
@@ -289,15 +290,16 @@ class Session:
         if now >= switch.reading_due:
             self._read_memory(now)
         if extend:
-            self._extend_first_row(now)
+            self._extend_last_row(now)
         else:
             if switch.row_at == switch.row_end:
                 self.writer.grow()
                 into_writer(switch, self.writer, switch.sequence)
             inferred = c.FLAG_STEP_INFERRED if self.unended.are_steps and not self.has_optimizer else 0
             switch.publish(now, inferred)
-        if switch.sequence == 1:
-            self.first_row = ROW.pack(*ROW.unpack_from(self.writer.map, self.writer.offset))
+        if switch.sequence == 1 or (self.leader.may_grow and not self.leader.undecided):
+            last = switch.row_at - self.writer.row_size
+            self.last_row = ROW.pack(*ROW.unpack_from(self.writer.map, last))
         if self.device_clock is not None:
             self.device_clock.end_step(self.step, switch.current)
         self.aborted = False
@@ -318,14 +320,14 @@ class Session:
         switch.leader = self.leader.only
         switch.fast_end = not (self.gradients.learning or self.device_clock is not None)
 
-    def _extend_first_row(self, now: int) -> None:
-        """The first step goes on: another optimizer stepped. A longer row with its number supersedes it."""
+    def _extend_last_row(self, now: int) -> None:
+        """The last step goes on: another optimizer stepped. A longer row with its number supersedes it."""
         writer, switch = self.writer, self.switch
         assert writer is not None
         writer.offset, writer.count = switch.row_at, switch.sequence
-        switch.step = 0
-        self.first_row = merged(self.first_row, taken_apart(switch, writer.row_size, now, 0))
-        writer.append_packed(self.first_row)
+        switch.step -= 1
+        self.last_row = merged(self.last_row, taken_apart(switch, writer.row_size, now, 0))
+        writer.append_packed(self.last_row)
         into_writer(switch, writer, writer.count)
 
     def become_rank(self, tensor: Any) -> None:

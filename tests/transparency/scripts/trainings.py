@@ -262,6 +262,16 @@ def folds_without_a_loader() -> None:
             kept[-1].step()
 
 
+def stages_without_a_loader() -> None:
+    models = [Net() for _ in range(3)]
+    optimizers = [torch.optim.Adam(model.parameters()) for model in models]
+    for model, optimizer in zip(models, optimizers, strict=True):
+        for _ in range(20):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+
+
 def training_moves_to_another_thread() -> None:
     for _ in range(3):
         thread = threading.Thread(target=train, args=(20,))

@@ -29,12 +29,19 @@ RUN = [*CONTAINER, *traced("--run-name", "r", "--overwrite")]
 
 def started(folder: Path) -> subprocess.Popen[bytes]:
     """A container that trains until it is killed; its run is on record when this returns."""
+    before = manifest_in(folder)
     running = subprocess.Popen(
         [*RUN, "sleep", "600"], cwd=folder, env=environment(), stderr=subprocess.DEVNULL
     )
-    path = folder / "logs" / "r" / "manifest.json"
-    eventually(lambda: path.exists() and "started_at" in path.read_text(), "no manifest")
+    eventually(lambda: "started_at" in manifest_in(folder) and manifest_in(folder) != before, "no manifest")
     return running
+
+
+def manifest_in(folder: Path) -> str:
+    try:
+        return (folder / "logs" / "r" / "manifest.json").read_text()
+    except FileNotFoundError:  # not yet, or just replaced
+        return ""
 
 
 @pytest.mark.parametrize("times", [3])

@@ -351,7 +351,7 @@ SCENARIOS = (
     ),
     Scenario(
         "first epoch without a cache",
-        ("--forward-sleep", "20", "--cold-batches", "15", "--cold-ms", "80"),
+        ("--forward-sleep", "40", "--cold-batches", "15", "--cold-ms", "200"),
         "JITTER",
         phase="input",
         says="mostly steps 2 to 15",

@@ -282,6 +282,14 @@ def test_slow_steps_in_one_stretch_are_said_to_be() -> None:
     found = first(window(input=slow, forward=20.0))
     assert found.kind == "JITTER"
     assert "Slow steps (20 of 100 steps, mostly steps 1 to 20)" in found.summary
+
+
+def test_stretch_is_found_among_smaller_irregular_slow_steps() -> None:
+    """A busy machine adds small slow steps elsewhere: the stretch is that of the large ones."""
+    slow = np.where(np.arange(100) < 15, 200.0, 0.1)
+    slow[[30, 41, 47, 66, 78, 90]] += 27.0
+    found = first(window(input=slow, forward=20.0))
+    assert "Slow steps (15 of 100 steps, mostly steps 1 to 15)" in found.summary
     assert found.phase == "input"
 
 

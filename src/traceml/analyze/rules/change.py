@@ -108,11 +108,13 @@ def jitter(view: TimeView) -> Measured | None:
     slow = slow_steps(steps)
     if not len(slow):
         return None
-    period = find_period(view.window.steps[slow])
-    if period is None:
+    numbers = view.window.steps
+    period = find_period(numbers[slow])
+    if period is None and find_stretch(numbers[slow]) is None:
         dominant = dominant_slow_steps(slow, steps[slow] - np.median(steps))
-        period = find_period(view.window.steps[dominant])
-        slow = slow if period is None else dominant
+        period = find_period(numbers[dominant])
+        has_pattern = period is not None or find_stretch(numbers[dominant]) is not None
+        slow = dominant if has_pattern else slow
     others = np.setdiff1d(np.arange(len(steps)), slow)
     typical = float(np.median(steps[others]))
     lost = float((steps[slow] - typical).sum())
@@ -125,7 +127,7 @@ def jitter(view: TimeView) -> Measured | None:
     if period is None:  # a busy machine also makes slow steps, but not at regular intervals
         level -= view.window.cpu_delay_share
         level = level if cause.name else min(level, MOST_WITHOUT_CAUSE)
-    when = f"every {period} steps" if period else _which(view.window.steps[slow], len(steps))
+    when = f"every {period} steps" if period else _which(numbers[slow], len(steps))
     return Measured(
         level=level,
         score=share,

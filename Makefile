@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
 .PHONY: help demo check static browser prometheus test test-long accuracy bench clean dist test-dist test-pythons
 # Most tests wait for a training that sleeps: more workers than cores. A file stays on one worker.
-PYTEST := $(BIN)/pytest -n 4 --dist loadfile
+PYTEST := $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
 UNIT := tests/capture tests/compare tests/docs tests/scale tests/unit
 
 help:

@@ -22,11 +22,17 @@ STACK = {"examples", "frameworks", "guides", "trackers"}
 """Folders of tests with other people's libraries, servers and documents: a third of the time of all tests."""
 
 
+FIRST = ("scenarios", "running", "transparency", "live", "deep", "relay")
+"""Folders whose files take minutes: they begin first, so that no worker has one of them left at the end."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of these folders, so that `make test` can leave them to `make test-long`."""
+    """Mark the tests that `make test` leaves to `make test-long`, and put the long files first."""
     for item in items:
         if item.path.parent.name in STACK:
             item.add_marker(pytest.mark.stack)
+    places = {name: place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: places.get(item.path.parent.name, len(FIRST)))
 
 
 @pytest.fixture(scope="session")

@@ -291,6 +291,7 @@ def test_at_the_process_limit_the_command_comes_first(tmp_path: Path, limit: int
         assert "running the command without TraceML" in done.stderr
         assert not list((tmp_path / "logs").iterdir())
     else:
+        assert list((tmp_path / "logs").glob("*/final_summary.json")), done.stderr
         assert summary_of(tmp_path)["run"]["exit_code"] == 5
 
 

@@ -9,6 +9,7 @@ import errno
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -19,6 +20,8 @@ from traceml.monitor.signals import Signals
 KEYS_WITHIN_S: Final = 2.0
 ESCALATION: Final = ((3, signal.SIGTERM), (4, getattr(signal, "SIGKILL", signal.SIGTERM)))
 """So many Ctrl-C within KEYS_WITHIN_S: the user wants out. Fewer or slower ones are the script's business."""
+START_TRIES: Final = 10
+START_AGAIN_S: Final = 0.05
 
 
 class Child:
@@ -43,7 +46,7 @@ class Child:
                 command = shell_command(command, environment)
             elif problem.errno != errno.EAGAIN:
                 raise
-            self._process = _start(command, environment, ignores_sigchld)
+            self._process = _start_patiently(command, environment, ignores_sigchld)
 
     @property
     def pid(self) -> int:
@@ -136,6 +139,18 @@ def _start(
         return subprocess.Popen(command, **options, preexec_fn=restore)  # noqa: PLW1509 - no other thread runs yet
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start_patiently(
+    command: list[str], environment: Mapping[str, str], ignores_sigchld: bool
+) -> subprocess.Popen[bytes]:
+    """At the process limit: the kernel may count a process for a moment after it was waited for."""
+    for _ in range(START_TRIES):
+        try:
+            return _start(command, environment, ignores_sigchld)
+        except BlockingIOError:
+            time.sleep(START_AGAIN_S)
+    return _start(command, environment, ignores_sigchld)
 
 
 def end_like(code: int) -> int:

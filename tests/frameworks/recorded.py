@@ -27,7 +27,7 @@ def python(folder: Path, *words: str, **environment: str) -> subprocess.Complete
         env={**os.environ, **ENVIRONMENT, **environment},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
     )
 

@@ -20,7 +20,11 @@ from tests.frameworks.recorded import EXAMPLES, SCRIPTS, Recorded, only_summary,
 from tests.scenarios.preloaded import ENVIRONMENT
 from tests.scenarios.scenario import SRC, traceml
 
-RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",  # on a busy machine Ray gives up before torch is loaded
+}
 pytestmark = pytest.mark.framework
 
 

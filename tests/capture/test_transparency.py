@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 from collections.abc import Callable
@@ -48,6 +49,32 @@ def test_models_pickle_copy_and_save_as_before(recorder: Recorder) -> None:
     torch.save(model, buffer)
     assert not any("traceml" in key for key in vars(model))
     assert isinstance(model, nn.Module)
+
+
+def test_what_is_wrapped_copies_like_a_function(recorder: Recorder) -> None:
+    """`copy` and `deepcopy` of a function return the function, and so they do for what wraps one."""
+    for wrapped in (nn.Module.__call__, torch.optim.Optimizer.zero_grad, torch.optim.SGD.step):
+        assert copy.copy(wrapped) is wrapped
+        assert copy.deepcopy({"kept": wrapped})["kept"] is wrapped
+    assert pickle.loads(pickle.dumps(torch.optim.Optimizer.zero_grad)) is torch.optim.Optimizer.zero_grad
+
+
+def test_a_loader_keeps_its_fast_attributes(recorder: Recorder) -> None:
+    """Python keeps an object's attributes without a dict until somebody asks for one, and reading them takes
+    longer from then on. We never ask."""
+
+    def has_dict(iterator: Any) -> bool:
+        return any(isinstance(part, dict) and "_num_yielded" in part for part in gc.get_referents(iterator))
+
+    loader = torch.utils.data.DataLoader(torch.ones(20, 8), batch_size=4)
+    untouched, batches = torch.utils.data.dataloader._SingleProcessDataLoaderIter(loader), iter(loader)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x in batches:
+        model(x).backward()
+        optimizer.step()
+    assert len(recorder.rows()["step"]) == 5
+    assert has_dict(batches) == has_dict(untouched)
 
 
 def test_no_class_of_the_users_is_changed(recorder: Recorder) -> None:

@@ -233,9 +233,13 @@ def loop(fetch: int, gap: int, cpu: int, nodes: int, blind: bool) -> list[tuple[
 
 LOOP = st.builds(loop, TICK, GAP, GAP, st.integers(0, 20), st.booleans())
 TRAINING = st.lists(LOOP, min_size=4, max_size=30)
-SEQUENCES = st.one_of(st.lists(st.one_of(OPERATION.map(lambda o: [o]), LOOP), max_size=40), TRAINING).map(
-    lambda parts: [operation for part in parts for operation in part]
-)
+# After 70 steps with short watched gaps, what they use is read in one of seven only.
+LONG_TRAINING = st.tuples(
+    st.builds(loop, TICK, st.just(300_000), GAP, st.integers(0, 20), st.booleans()), TRAINING
+).map(lambda parts: [parts[0]] * 75 + parts[1])
+SEQUENCES = st.one_of(
+    st.lists(st.one_of(OPERATION.map(lambda o: [o]), LOOP), max_size=40), TRAINING, LONG_TRAINING
+).map(lambda parts: [operation for part in parts for operation in part])
 
 
 def test_the_fast_switch_is_the_one_in_use() -> None:
@@ -291,6 +295,30 @@ def test_python_and_c_are_one_switch(operations: list[Any]) -> None:
     assert fast.rows == slow.rows
     assert fast.marks == slow.marks
     assert (fast.clock.now, fast.cpu.now) == (slow.clock.now, slow.cpu.now)
+
+
+@BOTH
+def test_short_watched_gaps_are_read_seldom_and_counted_alike(kind: type[PythonSwitch]) -> None:
+    """The thread runs in half of each 0.3 ms gap: 700 steps read that less than a third as often as there are
+    gaps, and every row says half, also after gaps that were not read."""
+    d, began = Driver(kind), Clock().now
+    step = loop(1_000, 300_000, 150_000, 0, False)
+    d.play(700 * step)
+    readings = d.cpu.now - began - 700 * sum(o[2] for o in step if o[0] == "tick")
+    assert 0 < readings < 2 * 700 // 3  # two of a step
+    busy = [value(row, "busy_wait_us") for row in d.rows[10:]]
+    assert min(busy) >= 140
+    assert max(busy) <= 160
+
+
+@BOTH
+def test_watched_gaps_above_a_millisecond_are_always_read(kind: type[PythonSwitch]) -> None:
+    """Gaps of 5 ms run half the time in some steps and not at all in others: each row says its own."""
+    d = Driver(kind)
+    for number in range(200):
+        d.play(loop(1_000, 5_000_000, 2_500_000 if number % 3 else 0, 0, False))
+    busy = [value(row, "busy_wait_us") for row in d.rows]
+    assert all((said > 2_400) == (number % 3 > 0) for number, said in enumerate(busy) if number > 10)
 
 
 @BOTH

@@ -64,6 +64,12 @@ extern PyObject *PyVectorcall_Call(PyObject *callable, PyObject *tuple, PyObject
 #define WALL_CLOCK CLOCK_MONOTONIC
 #endif
 
+#if defined(__linux__) && defined(__has_builtin)
+#if __has_builtin(__builtin_thread_pointer)
+#define HAS_THREAD_POINTER
+#endif
+#endif
+
 #define MOST_SLOTS 64
 #define PASS (-9)
 #define FAILED (-99)
@@ -75,6 +81,7 @@ static struct {
     int slots, recorded, first_user, first_wait, after_validation, after_pending, pending_gap, pending_no_grad;
     int input, forward, no_grad, backward, sync, optimizer, validation, checkpoint, wait_start, wait_forward;
     int short_gap_ns, gap_weight, watch_at_first, watch_from, watch_most, input_inferred;
+    int look_always_ns, look_every, look_on;
     double node_factors[2];
     unsigned char is_wait[MOST_SLOTS];
     unsigned char after[MOST_SLOTS];
@@ -90,11 +97,13 @@ static struct {
 typedef struct {
     PyObject_HEAD
     long long thread, current, since;
+    void *asked; /* foreign: by which thread, for which, and the answer */
+    long long asked_for, is_foreign;
     unsigned char *shown;                    /* the byte of the live area that says which slot is current, or NULL */
     PyObject *mark;                          /* None or callable(slot): the device clock */
     PyObject *layers;                        /* None or, in a sampled step of deep mode, what through_layers calls */
     long long attention;                     /* the next calls need more than the fast path: their Python twin runs */
-    long long watching, is_watched, switches, forwards, backwards, fetches, look_first; /* mostly of the running step */
+    long long looks, is_watched, switches, forwards, backwards, fetches, look_first; /* mostly of the running step */
     int64_t first_start;
     int sampled, own_clock;
     long long block_depth, phase_slot, busy_wait_ns;
@@ -110,7 +119,9 @@ typedef struct {
     /* What this costs itself, in one of SAMPLE_EVERY steps: time, steps, calls that only passed, calls that were
      * timed; see own_cost_shown. */
     int64_t own[4];
-    long long cpu_since, blocked_since, nodes_since, phase_began, phase_nodes, step_nodes; /* long gaps: see _end_gap in switch.py */
+    long long watching, looks_left, longest_gap; /* long gaps: see _end_gap in switch.py */
+    double busy_share[MOST_SLOTS], work_share[MOST_SLOTS];
+    long long cpu_since, blocked_since, nodes_since, phase_began, phase_nodes, step_nodes;
     double node_forward, node_backward;
     PyObject *count_nodes;  /* None or callable(): operations that autograd has recorded */
     PyObject *clock;        /* for Python code; read here only when tests replace it */
@@ -172,8 +183,18 @@ static ThreadUse thread_use(Switch *s) {
 
 static inline int at(long long slot) { return (int)(slot < 0 ? slot + cfg.slots : slot); }
 
+/* Is this another thread than the one that trains? Asked in every call, so the answer of a thread is kept: no two
+ * threads that live have the same thread pointer, which a register holds. */
 static inline int foreign(Switch *s) {
+#ifdef HAS_THREAD_POINTER
+    if (__builtin_thread_pointer() == s->asked && s->thread == s->asked_for) return s->is_foreign;
+    s->asked = __builtin_thread_pointer();
+    s->asked_for = s->thread;
+    s->is_foreign = (long long)PyThread_get_thread_ident() != s->thread;
+    return s->is_foreign;
+#else
     return (long long)PyThread_get_thread_ident() != s->thread;
+#endif
 }
 
 static inline void show(Switch *s) {
@@ -191,9 +212,9 @@ static inline void own_cost(Switch *s, int64_t ns) {
     if (ns > 0 && ns < OWN_MOST_NS) s->own[OWN_NS] += ns;
 }
 
-static int tell(Switch *s, long long ended) {
+static int tell_mark(Switch *s, long long ended) {
     PyObject *mark = s->mark; /* ours while it runs: it may replace itself */
-    if (mark == NULL || mark == Py_None) return 0;
+    if (mark == NULL) return 0;
     PyObject *slot = PyLong_FromLongLong(ended);
     if (slot == NULL) return -1;
     Py_INCREF(mark);
@@ -203,6 +224,8 @@ static int tell(Switch *s, long long ended) {
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
 }
+
+static inline int tell(Switch *s, long long ended) { return s->mark == Py_None ? 0 : tell_mark(s, ended); }
 
 static int64_t nodes_now(Switch *s) {
     if (s->count_nodes == NULL || s->count_nodes == Py_None) return 0;
@@ -231,12 +254,31 @@ static void learn_node(Switch *s, int64_t now) {
 }
 
 static void begin_gap(Switch *s) {
-    if (s->watch[at(s->current)] < cfg.watch_from) return;
+    if (!s->looks || s->watch[at(s->current)] < cfg.watch_from) return;
     ThreadUse use = thread_use(s);
     s->cpu_since = use.cpu_ns;
     s->blocked_since = use.blocked;
     s->is_watched = 1;
     s->nodes_since = nodes_now(s);
+}
+
+static void use_of_gap(Switch *s, int64_t gap, long long before, int64_t *busy, int64_t *work) {
+    int place = at(s->current);
+    if (s->is_watched) {
+        ThreadUse use = thread_use(s);
+        *busy = use.cpu_ns - s->cpu_since;
+        if (*busy > gap || (use.blocked >= 0 && use.blocked == s->blocked_since)) *busy = gap;
+        if (before >= 0) {
+            double node_ns = s->node_forward > s->node_backward ? s->node_forward : s->node_backward;
+            double allowed = (double)nodes_after(s, s->nodes_since) * node_ns * cfg.node_factors[before != cfg.forward];
+            *work = allowed < (double)*busy ? (int64_t)allowed : *busy;
+        }
+        s->busy_share[place] = (double)*busy / (double)gap;
+        s->work_share[place] = (double)*work / (double)gap;
+    } else if (!s->looks && gap < cfg.look_always_ns && s->watch[place] >= cfg.watch_from) {
+        *busy = (int64_t)((double)gap * s->busy_share[place]);
+        if (before >= 0) *work = (int64_t)((double)gap * s->work_share[place]);
+    }
 }
 
 static int64_t end_gap(Switch *s, int64_t now, long long before) {
@@ -249,21 +291,17 @@ static int64_t end_gap(Switch *s, int64_t now, long long before) {
         if (!is_loss) s->busy_wait_ns += gap;
         return is_loss ? gap : 0;
     }
-    if (s->is_watched) {
-        ThreadUse use = thread_use(s);
-        int64_t busy = use.cpu_ns - s->cpu_since;
-        if (busy > gap || (use.blocked >= 0 && use.blocked == s->blocked_since)) busy = gap;
-        if (before >= 0) {
-            double node_ns = s->node_forward > s->node_backward ? s->node_forward : s->node_backward;
-            double allowed = (double)nodes_after(s, s->nodes_since) * node_ns * cfg.node_factors[before != cfg.forward];
-            work = allowed < (double)busy ? (int64_t)allowed : busy;
-        }
-        s->busy_wait_ns += busy - work;
-    }
+    int64_t busy = 0;
+    use_of_gap(s, gap, before, &busy, &work);
+    s->busy_wait_ns += busy - work;
+    if (gap > s->longest_gap) s->longest_gap = gap;
     s->is_watched = 0;
     int seen = *watch;
     *watch = (unsigned char)(seen + cfg.gap_weight > cfg.watch_most ? cfg.watch_most : seen + cfg.gap_weight);
-    if (seen < cfg.watch_from && *watch >= cfg.watch_from) s->watching += 1;
+    if (seen < cfg.watch_from && *watch >= cfg.watch_from) {
+        s->watching += 1;
+        s->looks_left = cfg.look_on;
+    }
     return work;
 }
 
@@ -277,7 +315,7 @@ static long long start(Switch *s, int64_t now, long long slot, long long charged
     if (slot == cfg.backward) s->backwards += 1;
     show(s);
     if (s->sampled && !s->first_start) s->first_start = now;
-    if (s->watching && (slot == cfg.forward || slot == cfg.backward)) {
+    if (s->looks && (slot == cfg.forward || slot == cfg.backward)) {
         s->phase_slot = slot;
         s->phase_began = now;
         s->phase_nodes = nodes_now(s);
@@ -447,11 +485,16 @@ static void restart(Switch *s, int64_t now) {
     memset(s->totals, 0, (size_t)cfg.slots * sizeof *s->totals);
     clear_counts(s);
     s->begin = s->since = now;
-    s->switches = s->step_flags = 0;
+    s->switches = s->step_flags = s->looks = 0;
+    if (s->watching) {
+        s->looks_left = s->longest_gap >= cfg.look_always_ns ? cfg.look_on : s->looks_left - 1;
+        s->looks = s->looks_left > 0 || s->looks_left % cfg.look_every == 0;
+    }
+    s->longest_gap = 0;
     if (!cfg.is_wait[at(s->current)]) return;
     s->current = cfg.wait_start;
-    if (s->watching) {
-        s->is_watched = 0;
+    s->is_watched = 0;
+    if (s->looks) {
         begin_gap(s);
         s->step_nodes = nodes_now(s);
     }
@@ -665,10 +708,14 @@ static int Switch_init(Switch *s, PyObject *args, PyObject *kwargs) {
     s->has_live = 0;
     s->shown = NULL;
     s->thread = -1;
+    s->asked = NULL;
     s->current = cfg.wait_start;
     memset(s->totals, 0, sizeof s->totals);
     clear_counts(s);
     memset(s->watch, cfg.watch_at_first, sizeof s->watch);
+    memset(s->busy_share, 0, sizeof s->busy_share);
+    memset(s->work_share, 0, sizeof s->work_share);
+    s->looks = s->looks_left = s->longest_gap = 0;
     s->switches = s->watching = s->is_watched = s->cpu_since = s->blocked_since = s->nodes_since = 0;
     s->phase_slot = s->phase_began = s->phase_nodes = s->step_nodes = 0;
     s->node_forward = s->node_backward = 0;
@@ -1071,6 +1118,14 @@ static int Seam_init(Seam *m, PyObject *args, PyObject *kwargs) {
     return 0;
 }
 
+/* Found by its name, as a function is: copy and deepcopy return the seam itself. */
+static PyObject *Seam_reduce(PyObject *self, PyObject *unused) { return PyObject_GetAttrString(self, "__qualname__"); }
+
+static PyMethodDef Seam_methods[] = {
+    {"__reduce__", Seam_reduce, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyMemberDef Seam_members[] = {
     {"__dictoffset__", T_PYSSIZET, offsetof(Seam, dict), READONLY, NULL},
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Seam, call), READONLY, NULL},
@@ -1085,6 +1140,7 @@ static PyGetSetDef Seam_getset[] = {
 static PyType_Slot Seam_slots[] = {
     {Py_tp_init, Seam_init},     {Py_tp_new, PyType_GenericNew}, {Py_tp_call, PyVectorcall_Call},
     {Py_tp_descr_get, Seam_get}, {Py_tp_members, Seam_members},  {Py_tp_getset, Seam_getset},
+    {Py_tp_methods, Seam_methods},
     {0, NULL},
 };
 
@@ -1202,7 +1258,9 @@ static PyObject *configure(PyObject *module, PyObject *args) {
         {"no_grad", &cfg.no_grad}, {"backward", &cfg.backward}, {"sync", &cfg.sync}, {"optimizer", &cfg.optimizer},
         {"validation", &cfg.validation}, {"checkpoint", &cfg.checkpoint}, {"wait_start", &cfg.wait_start},
         {"wait_forward", &cfg.wait_forward}, {"short_gap_ns", &cfg.short_gap_ns}, {"gap_weight", &cfg.gap_weight},
-        {"watch_at_first", &cfg.watch_at_first}, {"watch_from", &cfg.watch_from}, {"watch_most", &cfg.watch_most}, {"input_inferred", &cfg.input_inferred},
+        {"watch_at_first", &cfg.watch_at_first}, {"watch_from", &cfg.watch_from}, {"watch_most", &cfg.watch_most},
+        {"look_always_ns", &cfg.look_always_ns}, {"look_every", &cfg.look_every}, {"look_on", &cfg.look_on},
+        {"input_inferred", &cfg.input_inferred},
     };
     PyObject *given, *method;
     const char *is_wait, *after, *left_over;

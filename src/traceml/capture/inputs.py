@@ -111,9 +111,9 @@ class Inputs:
 
     def loader_started(self, iterator: Any, began: int, ended: int, is_training: bool) -> None:
         """`iter(loader)` returned: worker start-up is input, if this turns out to be training."""
-        # Persistent workers hand out the same iterator each epoch: its role is open again.
-        for name in ("_traceml_role", "_traceml_trains"):
-            iterator.__dict__.pop(name, None)
+        # Persistent workers hand out the same iterator each epoch: its role is open again. To ask for its
+        # `__dict__` would make every attribute of it slower from then on.
+        iterator._traceml_role, iterator._traceml_trains = None, False
         self._switch.attention = 1
         if self._torch.is_grad_enabled():
             iterator._traceml_started = LoaderStart(began, ended, getattr(iterator, "_num_workers", 0))
@@ -163,7 +163,8 @@ class Inputs:
             switch.current = c.WAIT_NO_GRAD if trains else AFTER_VALIDATION
         for iterator in [i for i in (reference() for reference in self.unresolved) if i is not None]:
             iterator._traceml_role, iterator._traceml_trains = role, trains
-            started = iterator.__dict__.pop("_traceml_started", None)
+            started = getattr(iterator, "_traceml_started", None)
+            iterator._traceml_started = None
             if trains and started is not None:
                 self._session.epoch_started(started)
         for size in self._sizes if trains else ():

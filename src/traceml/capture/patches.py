@@ -59,7 +59,7 @@ PATCHES: tuple[Patch, ...] = (
     Patch("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__", wrap_next, c.INPUT),
     Patch("torch.utils.data.dataloader", "DataLoader.__iter__", wrap_iter),
     Patch("torch.optim.optimizer", "Optimizer._patch_step_function", wrap_patch_step_function, c.OPTIMIZER),
-    Patch("torch.optim.optimizer", "Optimizer.zero_grad", _OPTIMIZER),
+    Patch("torch.optim.optimizer", "Optimizer.zero_grad", phase(c.OPTIMIZER, never_compiled=True)),
     Patch("torch.optim.lr_scheduler", "LRScheduler.step", _OPTIMIZER),
     Patch("torch.amp.grad_scaler", "GradScaler.step", wrap_scaler_step),
     Patch("torch.amp.grad_scaler", "GradScaler.unscale_", _OPTIMIZER),

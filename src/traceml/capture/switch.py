@@ -22,6 +22,9 @@ from traceml.capture.slots import (
     IS_WAIT,
     LEFT_OVER,
     LONG_GAP_WEIGHT,
+    LOOK_ALWAYS_NS,
+    LOOK_EVERY,
+    LOOK_ON,
     MOST_COUNT,
     NODE_FACTORS,
     PASS,
@@ -67,6 +70,10 @@ class PythonSwitch:
         self.begin = self.since = clock()
         self.watch = [WATCH_AT_FIRST] * PLACES  # for each wait place: how often long gaps were seen there
         self.watching = 0  # places whose gaps are watched
+        self.looks = False  # what watched gaps use is read in this step
+        self.looks_left = 0  # for so many steps in a row; below 0, in one of LOOK_EVERY
+        self.longest_gap = 0  # of the running step
+        self.busy_share, self.work_share = [0.0] * PLACES, [0.0] * PLACES  # of the last gap that was read
         self.is_watched = False  # the running gap is, and so it began with these
         self.cpu_since = self.blocked_since = self.nodes_since = 0
         self.phase_slot = 0  # the pass that is timed, to learn what one of its operations takes
@@ -113,7 +120,7 @@ class PythonSwitch:
             self.forwards += 1
         elif slot == c.BACKWARD:
             self.backwards += 1
-        if self.watching and slot in (c.FORWARD, c.BACKWARD):
+        if self.looks and slot in (c.FORWARD, c.BACKWARD):
             self.phase_slot, self.phase_began, self.phase_nodes = slot, now, self._nodes()
         if self.mark is not None:
             self.mark(charged)
@@ -159,7 +166,7 @@ class PythonSwitch:
         self.phase_slot = 0
 
     def _begin_gap(self) -> None:
-        if self.watch[self.current - c.FIRST_WAIT] >= WATCH_FROM:
+        if self.looks and self.watch[self.current - c.FIRST_WAIT] >= WATCH_FROM:
             self.is_watched = True
             self.cpu_since, self.blocked_since = self.thread_clock()
             self.nodes_since = self._nodes()
@@ -181,6 +188,19 @@ class PythonSwitch:
             is_loss = before == c.BACKWARD or (before >= 0 and self.current == c.WAIT_FORWARD)
             self.busy_wait_ns += 0 if is_loss else gap
             return gap if is_loss else 0
+        busy, work = self._use_of_gap(gap, place, before)
+        self.busy_wait_ns += busy - work
+        self.longest_gap = max(self.longest_gap, gap)
+        self.is_watched = False
+        seen = self.watch[place]
+        self.watch[place] = min(seen + LONG_GAP_WEIGHT, WATCH_MOST)
+        if seen < WATCH_FROM <= self.watch[place]:
+            self.watching += 1
+            self.looks_left = LOOK_ON
+        return work
+
+    def _use_of_gap(self, gap: int, place: int, before: int) -> tuple[int, int]:
+        """How long the thread ran in a long gap, and how much of that was the model's work."""
         work = 0
         if self.is_watched:
             cpu, blocked = self.thread_clock()
@@ -190,12 +210,11 @@ class PythonSwitch:
                 node_ns = max(self.node_forward, self.node_backward)
                 allowed = self._nodes_after(self.nodes_since) * node_ns * NODE_FACTORS[before != c.FORWARD]
                 work = min(busy, int(allowed))
-            self.busy_wait_ns += busy - work
-        self.is_watched = False
-        seen = self.watch[place]
-        self.watch[place] = min(seen + LONG_GAP_WEIGHT, WATCH_MOST)
-        self.watching += seen < WATCH_FROM <= self.watch[place]
-        return work
+            self.busy_share[place], self.work_share[place] = busy / gap, work / gap
+            return busy, work
+        if self.looks or gap >= LOOK_ALWAYS_NS or self.watch[place] < WATCH_FROM:
+            return 0, 0
+        return int(gap * self.busy_share[place]), int(gap * self.work_share[place]) if before >= 0 else 0
 
     def enter_compute(self, slot: int) -> int:
         """Like `enter`, for the model's own work: a part of the gap before it may belong to the model too.
@@ -354,10 +373,14 @@ class PythonSwitch:
         self.forget_counts()
         self.begin = self.since = now
         self.switches = self.step_flags = 0
+        if self.watching:
+            self.looks_left = LOOK_ON if self.longest_gap >= LOOK_ALWAYS_NS else self.looks_left - 1
+        self.looks = self.watching > 0 and (self.looks_left > 0 or self.looks_left % LOOK_EVERY == 0)
+        self.longest_gap = 0
         if IS_WAIT[self.current]:
             self.current = c.WAIT_START
-            if self.watching:
-                self.is_watched = False
+            self.is_watched = False
+            if self.looks:
                 self._begin_gap()
                 self.step_nodes = self._nodes()
 

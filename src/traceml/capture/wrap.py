@@ -146,8 +146,7 @@ def timed(
 
     if done is not None or c_module is None:
         return timed_call
-    made: Callable[..., Any] = c_module.Seam(original, None, nothing, nothing, switch, PHASE, slot)
-    return made
+    return seam(PHASE, slot, switch, original, timed_call, nothing, nothing)
 
 
 def nothing(*_: Any) -> None:

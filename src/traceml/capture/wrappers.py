@@ -22,11 +22,13 @@ FORWARD_SLOTS: Final = (c.FORWARD, c.NO_GRAD, c.VALIDATION, PENDING_EVAL, PENDIN
 """What a module call may turn out to be."""
 
 
-def phase(slot: int) -> Wrap:
-    """A call that is a phase."""
+def phase(slot: int, never_compiled: bool = False) -> Wrap:
+    """A call that is a phase. What torch.compile skips anyway need not be a function that it sees through."""
 
     def wrap_it(original: Function, session: Session) -> Function:
         inner = timed(original, session.switch, slot)
+        if never_compiled and c_module is not None:
+            return inner
         return seen_through(original, inner, session.torch.compiler.is_dynamo_compiling)
 
     return wrap_it

@@ -99,8 +99,8 @@ def _own_cost_ns() -> dict[str, int]:
     a row, and what a step costs besides.
 
     The C switch measures its own part in real steps (layout.LIVE_OWN), so that these only count for short
-    runs and for what it does not see: calls that pass, and the Python functions around zero_grad and the
-    optimizer's step. Nothing of torch runs here: the user's profiler or mode would see it.
+    runs and for what it does not see: calls that pass, and the Python function around the optimizer's step.
+    Nothing of torch runs here: the user's profiler or mode would see it.
     """
     scratch = Switch()
     scratch.thread = threading.get_ident()
@@ -113,7 +113,7 @@ def _own_cost_ns() -> dict[str, int]:
         _cold_ns(function) for function in (nothing, call, wrapped, lambda: scratch.publish(scratch.since, 0))
     )
     scratch.thread = -1
-    step_ns = 2 * max(wrapped_ns - call_ns, 0)
+    step_ns = max(wrapped_ns - call_ns, 0)
     return {
         "switch_ns": max(call_ns - empty_ns, 0),
         "row_ns": max(row_ns - empty_ns, 0) + step_ns,

@@ -41,7 +41,7 @@ WATCH_AT_FIRST: Final = WATCH_FROM - LONG_GAP_WEIGHT
 LOOK_ALWAYS_NS: Final = 1_000_000
 LOOK_EVERY: Final = 7
 LOOK_ON: Final = 70
-"""Reading is dear beside gaps below 1 ms. After 70 steps without a longer one, one step in 7 reads, and the gaps
+"""Reading is dear beside gaps below 1 ms. After 70 steps without a longer one, one step in 7 reads; the gaps
 of the others are taken to be alike. (Our own cost is measured in one of 16.)"""
 NODE_FACTORS: Final = (1.5, 5.0)
 """How many times as long as a typical operation of the model one between modules, or of a loss, may take."""

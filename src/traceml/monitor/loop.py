@@ -8,7 +8,7 @@ from socket import gethostname
 from typing import Any, Final
 
 from traceml.errors import failsafe, say
-from traceml.monitor.cpu_quota import usable_cores
+from traceml.monitor.cgroups import usable_cores
 from traceml.monitor.environment import environment_facts, oom_kills, oom_kills_since
 from traceml.recording import layout
 from traceml.runs import manifest as manifests

@@ -73,6 +73,18 @@ def one_of(known: Collection[str]) -> Callable[[str], str]:
     return parse
 
 
+def number(least: int, most: int) -> Callable[[str], int]:
+    """An argument type that accepts whole numbers of this range only."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) <= 12 and least <= int(text) <= most):
+            wanted = f"use a whole number from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"invalid value {text[:60]!r}; {wanted}")
+        return int(text)
+
+    return parse
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """A command is the function `main(words) -> exit code` in `traceml.cli.<name>`."""

@@ -69,13 +69,9 @@ def recorded_in(home: Path) -> Path:
 
 def _temporary_folder(place: str) -> Path:
     """Like `mkdtemp`, but with the mode that the user's umask gives."""
-    while True:
-        folder = Path(place) / f"traceml-{os.urandom(4).hex()}"
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            continue
-        return folder
+    folder = Path(place) / f"traceml-{os.urandom(4).hex()}"
+    folder.mkdir()
+    return folder
 
 
 def _answered(work: Callable[[], Path]) -> Path:

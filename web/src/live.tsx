@@ -1,5 +1,6 @@
 // The page at a server: the list of runs, one run as it goes on, and two runs compared.
 import { useEffect, useState } from "preact/hooks";
+import { useEvents } from "./chart";
 import { CompareView } from "./compare";
 import * as fmt from "./fmt";
 import { Badge, Table } from "./parts";
@@ -228,14 +229,10 @@ function decoded(part: string): string {
 
 export function LiveApp({ base }: { base: string }) {
   const [[view, a, b], setRoute] = useState(route());
-  useEffect(() => {
-    const moved = (): void => {
-      setRoute(route());
-      scrollTo(0, 0);
-    };
-    addEventListener("hashchange", moved);
-    return () => removeEventListener("hashchange", moved);
-  }, []);
+  useEvents(["hashchange"], () => {
+    setRoute(route());
+    scrollTo(0, 0);
+  });
   if (view === "run" && a !== undefined) return <LivePage key={a} base={base} name={a} />;
   if (view === "compare" && a !== undefined && b !== undefined)
     return <ComparePage key={`${a}/${b}`} base={base} a={a} b={b} />;

@@ -170,11 +170,7 @@ export function Table({ caption, head, rows, hideCaption, words = [] }: TablePro
   );
 }
 
-export interface Piece {
-  phase: Phase;
-  value: Num;
-  share?: Num;
-}
+export type Piece = { phase: Phase; value: Num; share?: Num };
 
 /** One step as a bar of its phases. `whole` is the length of a full bar; what is too small keeps its place. */
 export function Ribbon(props: {

@@ -1,5 +1,6 @@
 // The per-rank table. Only the rows in sight exist, so that 4,096 ranks scroll smoothly.
-import { useEffect, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
+import { useEvents } from "./chart";
 import * as fmt from "./fmt";
 import { shownPhases, type Phase } from "./phases";
 import { Card, Ribbon } from "./parts";
@@ -52,12 +53,7 @@ function compare(a: Num | string, b: Num | string): number {
 /** Whether the page is being printed: paper does not scroll. */
 function usePrinting(): boolean {
   const [isPrinting, setPrinting] = useState(false);
-  useEffect(() => {
-    const told = (event: Event): void => setPrinting(event.type === "beforeprint");
-    const names = ["beforeprint", "afterprint"];
-    names.forEach((name) => addEventListener(name, told));
-    return () => names.forEach((name) => removeEventListener(name, told));
-  }, []);
+  useEvents(["beforeprint", "afterprint"], (event) => setPrinting(event.type === "beforeprint"));
   return isPrinting;
 }
 

@@ -60,9 +60,9 @@ def facts_of(manifest: Manifest) -> RunFacts:
     return facts
 
 
-def encode(summary: Summary) -> bytes:
-    """final_summary.json."""
-    return msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"
+def encode(found: object) -> bytes:
+    """final_summary.json, or the JSON file of a comparison."""
+    return msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
 
 
 def encode_answer(summary: Summary) -> bytes:

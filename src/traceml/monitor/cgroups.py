@@ -34,7 +34,7 @@ class CpuGroups:
                 continue
             cores = quota_and_period[0] / quota_and_period[1]
             if found.cores is None or cores < found.cores:
-                facts = _facts(folder / "cpu.stat")
+                facts = facts_in(folder / "cpu.stat")
                 throttled_ns = facts.get("throttled_time")
                 throttled_us = None if throttled_ns is None else throttled_ns // 1000
                 found = CpuQuota(cores, facts.get("throttled_usec", throttled_us))
@@ -75,7 +75,7 @@ class MemoryGroups:
 
 def _reclaimable(folder: Path) -> int:
     """The page cache: the kernel takes it back before it kills. Version 1 has sums with a prefix."""
-    facts = _facts(folder / "memory.stat")
+    facts = facts_in(folder / "memory.stat")
     names = ("inactive_file", "active_file")
     return sum(facts.get(f"total_{name}", facts.get(name, 0)) for name in names)
 
@@ -105,7 +105,7 @@ def _numbers(*files: Path) -> list[int]:
         return []
 
 
-def _facts(file: Path) -> dict[str, int]:
+def facts_in(file: Path) -> dict[str, int]:
     """The lines `name value` of a file; empty if it cannot be read."""
     try:
         pairs = (line.split() for line in file.read_text().splitlines())

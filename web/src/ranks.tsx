@@ -11,22 +11,16 @@ const IN_SIGHT = 14;
 const SPARE = 6;
 const MOST_PRINTED = 256;
 
-interface Column {
-  key: string;
-  label: string;
-  value: (rank: string) => Num | string;
-  show: (value: Num) => string;
-}
+type Column = { key: string; label: string; value: (rank: string) => Num | string; show: (value: Num) => string };
 
 function columnsOf(summary: Summary, phases: Phase[]): Column[] {
   const { step_time, step_memory, process } = summary;
-  const time = (key: string, label: string): Column => ({
-    key,
-    label,
-    value: (rank) => step_time.ranks[rank]?.metrics[key] ?? null,
-    show: fmt.ms,
-  });
-  const memory = step_memory.window.memory === "device" ? "peak_allocated_bytes" : "rss_bytes";
+  const time = (key: string, label: string): Column => {
+    const value = (rank: string): Num => step_time.ranks[rank]?.metrics[key] ?? null;
+    return { key, label, value, show: fmt.ms };
+  };
+  const held = step_memory.window.memory === "device" ? "peak_allocated_bytes" : "rss_bytes";
+  const memory = (rank: string): Num => step_memory.ranks[rank]?.metrics[held] ?? null;
   return [
     { key: "rank", label: "Rank", value: (rank) => Number(rank), show: (value) => fmt.rank(value) },
     { key: "host", label: "Host", value: (rank) => step_time.ranks[rank]?.identity.host ?? "", show: String },
@@ -34,12 +28,7 @@ function columnsOf(summary: Summary, phases: Phase[]): Column[] {
     ...phases
       .filter((phase) => Object.values(step_time.ranks).some((m) => m.metrics[phase.key] != null))
       .map((p) => time(p.key, p.label)),
-    {
-      key: "memory",
-      label: "Memory",
-      value: (rank) => step_memory.ranks[rank]?.metrics[memory] ?? null,
-      show: fmt.size,
-    },
+    { key: "memory", label: "Memory", value: memory, show: fmt.size },
     { key: "cpu", label: "CPU", value: (rank) => process.ranks[rank]?.metrics.cpu_percent ?? null, show: fmt.percent },
   ];
 }

@@ -18,7 +18,7 @@ ALWAYS_KEPT: Final = ("error", "model")
 PIECE_BYTES: Final = 4 * 1024 * 1024
 """Read at a time. A longer line is none of ours."""
 MOST_BYTES: Final = 16 * 1024 * 1024
-"""Read of one file. A rank writes at most a few hundred lines of each kind."""
+"""Read of one file at once. A rank writes at most a few hundred lines of each kind."""
 LONGEST_TEXT: Final = 2000
 LARGEST: Final = 2**62
 _decoder: Final = msgspec.json.Decoder(RecordedEvent)
@@ -46,20 +46,20 @@ class EventsTail:
 
 
 def new_lines(path: str, begin: int, most_bytes: int) -> Iterator[tuple[list[bytes], bytes, int]]:
-    """The complete lines from this offset on, piece by piece, up to a limit; with what follows them (its
-    writer was killed, or is still writing it), and the offset to go on from."""
+    """The complete lines from this offset on, piece by piece; with what follows them (its writer was killed,
+    or is still writing it), and the offset to go on from. Beyond the limit, one piece at a time."""
     if os.stat(path).st_size <= begin:
         return
     fd = open_regular(path)
     try:
-        while begin <= most_bytes:
+        while True:
             data = bytes_at(fd, PIECE_BYTES, begin)
             end = data.rfind(b"\n") + 1
             is_last = len(data) < PIECE_BYTES
             # Without the end of a line it is none of ours; a hole of a terabyte is not read through.
             begin = begin + end if end or is_last else _after_hole(fd, begin + len(data))
             yield data[:end].splitlines(), data[end:], begin
-            if is_last:
+            if is_last or begin > most_bytes:
                 return
     finally:
         os.close(fd)

@@ -4,8 +4,6 @@ It uses the Node.js of this machine or, if there is none or an old one, the one 
 environment. Only Python's standard library is needed. A page that is newer than its sources is left alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

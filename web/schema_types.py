@@ -3,8 +3,6 @@
 The type checker needs it, the build does not: `npm run check` runs this first.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from pathlib import Path

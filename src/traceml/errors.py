@@ -1,7 +1,5 @@
 """Our exceptions, messages to the user, and the only place that swallows every exception."""
 
-from __future__ import annotations
-
 import functools
 import signal
 import sys

@@ -1,7 +1,5 @@
 """`with traceml.run("name"):` and `%load_ext traceml`: a training in a notebook, its result below it."""
 
-from __future__ import annotations
-
 import html
 import json
 import os
@@ -43,7 +41,7 @@ class run:  # noqa: N801 - read as a verb: `with traceml.run("baseline"):`
         self.summary: dict[str, Any] | None = None
         """After the block: what `traceml.final_summary()` returns."""
 
-    def __enter__(self) -> run:  # noqa: PYI034 - Self is new in Python 3.11
+    def __enter__(self) -> "run":  # noqa: PYI034 - Self is new in Python 3.11
         failsafe("starting a run", None)(self._begin)()
         return self
 

@@ -15,7 +15,7 @@ from tests.live.lives import LIVES, eight_gpus, nothing_yet, silent
 from tests.live.serving import within
 from tests.running.processes import counter, environment, read_until, stop
 from tests.running.scripts import write
-from traceml.monitor.companion import DASHBOARD, VIEWS
+from traceml.monitor.companion import DASHBOARD, VIEW_MODES
 from traceml.monitor.display import Display, has_terminal
 from traceml.present.status_line import status_line
 from traceml.recording.reader import RecordingReader
@@ -167,8 +167,8 @@ def test_a_dumb_terminal_gets_status_lines() -> None:
 
 
 def test_every_mode_but_summary_has_a_view() -> None:
-    """A new mode needs a row in VIEWS; the dashboard has no terminal and a process of another kind."""
-    assert set(MODES) - {"summary", DASHBOARD} <= set(VIEWS)
+    """A new mode is one of VIEW_MODES; the dashboard has no terminal and a process of another kind."""
+    assert set(MODES) - {"summary", DASHBOARD} <= set(VIEW_MODES)
 
 
 def test_the_monitor_never_loads_textual() -> None:

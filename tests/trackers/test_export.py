@@ -248,7 +248,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "no format": (["{run}"], "required: --to"),
     "no such run": (["nonsense", "--to", "csv"], "nonsense: no such file, run folder, or run under logs/"),
     "nothing recorded": (["{empty}", "--to", "csv"], "nothing recorded there"),
-    "no whole number": (["{run}", "--to", "csv", "--last", "0"], "--last: use a whole number from 1"),
+    "no whole number": (["{run}", "--to", "csv", "--last", "0"], "use a whole number from 1"),
     "not writable": (["{run}", "--to", "sqlite", "--output", "/dev/null/x"], "cannot be written"),
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_quota import put
-from traceml.monitor.memory_limit import MemoryGroups, MemoryUse
+from traceml.monitor.cgroups import MemoryGroups, MemoryUse
 
 GB = 2**30
 MACHINE = MemoryUse(10 * GB, 64 * GB)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from traceml.monitor.cpu_quota import CpuGroups, CpuQuota
+from traceml.monitor.cgroups import CpuGroups, CpuQuota
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 // The run as a whole: where its duration went, its trainings, events, notes, environment, and TraceML's own cost.
 import * as fmt from "./fmt";
 import { hasSteps, ink } from "./phases";
-import { Badge, Bullets, Card, type Figure, Figures, Table, TableCard } from "./parts";
+import { Badge, Bullets, Card, type Figure, Figures, Ribbon, Table, TableCard } from "./parts";
 import type { Summary } from "./types";
 
 const MOST_ROWS = 200;
@@ -13,23 +13,13 @@ export function RunParts({ summary }: { summary: Summary }) {
   if (!parts.length) return null;
   const whose = totals.rank != null && world_size > 1 ? `of r${totals.rank}` : fmt.seconds(summary.run.duration_s);
   const named = parts.map((part, at) => ({ ...part, colour: PARTS[at % PARTS.length] ?? "#999999" }));
+  const pieces = named.map(({ label, colour, share }) => ({
+    phase: { key: label, label, colour, ink: ink(colour) },
+    value: share,
+  }));
   return (
     <Card id="run" title="The run's time" about={whose}>
-      <div
-        class="ribbon"
-        role="img"
-        aria-label={parts.map((part) => `${part.label} ${fmt.share(part.share)}`).join(", ")}
-      >
-        {named.map((part) => (
-          <span
-            key={part.label}
-            title={`${part.label}: ${fmt.seconds(part.seconds)}`}
-            style={{ width: `${100 * part.share}%`, background: part.colour, color: ink(part.colour) }}
-          >
-            {part.share > 0.09 ? part.label : ""}
-          </span>
-        ))}
-      </div>
+      <Ribbon pieces={pieces} whole={1} label="The run" show={fmt.share} />
       <Table
         caption="Where the run's duration went"
         hideCaption

@@ -20,11 +20,7 @@ export function worstRank(summary: Summary): Num {
   return named ?? pivotOf(summary).stat?.worst.rank ?? null;
 }
 
-interface Bar {
-  name: string;
-  step: Num;
-  pieces: Piece[];
-}
+type Bar = { name: string; step: Num; pieces: Piece[] };
 
 function barOf(summary: Summary, phases: Phase[], name: string, side: "median" | "worst", rank: Num): Bar {
   const { metrics, ranks } = summary.step_time;

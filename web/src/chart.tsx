@@ -13,10 +13,7 @@ export interface Line {
   axis?: "right";
 }
 
-export interface Mark {
-  at: number;
-  letter: string;
-}
+export type Mark = { at: number; letter: string };
 
 export interface ChartProps {
   x: Num[];
@@ -36,17 +33,18 @@ const CHARACTER = 6.6;
 /** Counts up whenever the colours of the page change, so that canvases are drawn again. */
 export function useTheme(): number {
   const [version, setVersion] = useState(0);
-  useEffect(() => {
-    const media = matchMedia("(prefers-color-scheme: dark)");
-    const again = (): void => setVersion((old) => old + 1);
-    media.addEventListener("change", again);
-    addEventListener("traceml-theme", again);
-    return () => {
-      media.removeEventListener("change", again);
-      removeEventListener("traceml-theme", again);
-    };
-  }, []);
+  const again = (): void => setVersion((old) => old + 1);
+  useEvents(["change"], again, matchMedia("(prefers-color-scheme: dark)"));
+  useEvents(["traceml-theme"], again);
   return version;
+}
+
+/** Calls back on these events for as long as the component is there. */
+export function useEvents(names: string[], told: (event: Event) => void, source: EventTarget = window): void {
+  useEffect(() => {
+    names.forEach((name) => source.addEventListener(name, told));
+    return () => names.forEach((name) => source.removeEventListener(name, told));
+  }, []);
 }
 
 /** The value of a CSS variable, such as `--text`. */

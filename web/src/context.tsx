@@ -49,24 +49,15 @@ export function StepMemory({ summary }: { summary: Summary }) {
   );
 }
 
-interface Gauge {
-  key: string;
-  colour: string;
-}
-
 /** What the charts show, if it was measured: percentages on the left, memory on the right. */
-const GAUGES: Record<string, Gauge[]> = {
-  system: [
-    { key: "cpu_percent", colour: "--blue" },
-    { key: "gpu_util_percent", colour: "--green" },
-    { key: "gpu_mem_percent", colour: "--purple" },
-    { key: "ram_bytes", colour: "--worst" },
-  ],
-  process: [
-    { key: "cpu_percent", colour: "--blue" },
-    { key: "cpu_delay_percent", colour: "--purple" },
-    { key: "rss_bytes", colour: "--worst" },
-  ],
+const GAUGES: Record<string, Record<string, string>> = {
+  system: {
+    cpu_percent: "--blue",
+    gpu_util_percent: "--green",
+    gpu_mem_percent: "--purple",
+    ram_bytes: "--worst",
+  },
+  process: { cpu_percent: "--blue", cpu_delay_percent: "--purple", rss_bytes: "--worst" },
 };
 
 export function Gauges({ summary, name, title }: { summary: Summary; name: "system" | "process"; title: string }) {
@@ -94,17 +85,11 @@ export function Gauges({ summary, name, title }: { summary: Summary; name: "syst
 function GaugeChart({ summary, name, title }: { summary: Summary; name: "system" | "process"; title: string }) {
   const series = summary.series[name] ?? {};
   const seconds = series.seconds ?? [];
-  const lines = (GAUGES[name] ?? []).flatMap(({ key, colour }): Line[] => {
+  const lines = Object.entries(GAUGES[name] ?? {}).flatMap(([key, colour]): Line[] => {
     const row = unitOf(summary, name, key);
     if (!row || !known(series[key])) return [];
-    return [
-      {
-        label: row.label,
-        values: series[key] ?? [],
-        colour,
-        ...(row.unit === "bytes" ? { axis: "right" as const, dash: true } : {}),
-      },
-    ];
+    const right = row.unit === "bytes" ? { axis: "right" as const, dash: true } : {};
+    return [{ label: row.label, values: series[key] ?? [], colour, ...right }];
   });
   if (seconds.length < 2 || !lines.length) return null;
   const whose = name === "process" ? "the highest of the ranks" : "this machine";

@@ -24,11 +24,7 @@ function rampAt(part: number): string {
   return `rgb(${mix.join(" ")})`;
 }
 
-interface Scale {
-  low: number;
-  high: number;
-  of: (value: number) => number;
-}
+type Scale = { low: number; high: number; of: (value: number) => number };
 
 /** Colours follow the logarithm: a stall does not make everything else look the same. */
 function scaleOf(map: Heatmap): Scale {
@@ -94,10 +90,7 @@ function rowOf(map: Heatmap, rank: number): number {
   return after < 0 ? map.first_ranks.length - 1 : after - 1;
 }
 
-interface Cell {
-  x: number;
-  y: number;
-}
+type Cell = { x: number; y: number };
 
 function describe(map: Heatmap, cell: Cell, lastRank: number, lastStep: number): string {
   const [first, next] = [map.first_ranks[cell.y] ?? 0, map.first_ranks[cell.y + 1]];

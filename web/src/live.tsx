@@ -1,5 +1,6 @@
 // The page at a server: the list of runs, one run as it goes on, and two runs compared.
 import { useEffect, useState } from "preact/hooks";
+import { useEvents } from "./chart";
 import { CompareView } from "./compare";
 import * as fmt from "./fmt";
 import { Badge, Table } from "./parts";
@@ -136,27 +137,34 @@ function LivePage({ base, name }: { base: string; name: string }) {
   );
 }
 
-function RunList({ base }: { base: string }) {
-  const [runs, setRuns] = useState<ListedRun[] | null>(null);
+/** What the server answers to a question, asked again every so often; the last answer stays while there is none. */
+function useAnswer<T>(address: string, everyMs = 0): [T | null, Lost, string] {
+  const [found, setFound] = useState<T | null>(null);
   const [lost, setLost] = useState<Lost>(null);
   const [problem, setProblem] = useState("");
-  const [chosen, setChosen] = useState<string[]>([]);
   useEffect(() => {
     let timer = 0;
     const load = (): Promise<void> =>
-      get<{ runs: ListedRun[] }>(`${base}api/runs`)
+      get<T>(address)
         .then(
-          (answer) => (setRuns(answer.runs), setLost(null)),
+          (answer) => (setFound(answer), setLost(null)),
           (error: Error) => {
             setProblem(error instanceof Refused ? error.message : "");
             setLost((old) => old ?? new Date());
           },
         )
-        .then(() => void (timer = setTimeout(load, LIST_EVERY_MS)));
+        .then(() => void (everyMs && (timer = setTimeout(load, everyMs))));
     void load();
-    document.title = "Runs · TraceML";
     return () => clearTimeout(timer);
-  }, [base]);
+  }, [address]);
+  return [found, lost, problem];
+}
+
+function RunList({ base }: { base: string }) {
+  const [answer, lost, problem] = useAnswer<{ runs: ListedRun[] }>(`${base}api/runs`, LIST_EVERY_MS);
+  const [chosen, setChosen] = useState<string[]>([]);
+  const runs = answer?.runs;
+  document.title = "Runs · TraceML";
   const toggle = (name: string): void =>
     setChosen((old) => (old.includes(name) ? old.filter((one) => one !== name) : [...old, name].slice(-2)));
   const [a, b] = chosen;
@@ -200,18 +208,11 @@ function RunList({ base }: { base: string }) {
 }
 
 function ComparePage({ base, a, b }: { base: string; a: string; b: string }) {
-  const [found, setFound] = useState<Compared | null>(null);
-  const [problem, setProblem] = useState("");
-  useEffect(() => {
-    document.title = `${a} against ${b} · TraceML`;
-    setFound(null);
-    setProblem("");
-    get<Compared>(`${base}api/compare?a=${encodeURIComponent(a)}&b=${encodeURIComponent(b)}`).then(
-      setFound,
-      (error: Error) => setProblem(error instanceof TypeError ? "No connection to TraceML." : error.message),
-    );
-  }, [base, a, b]);
-  return found ? <CompareView {...found} /> : <p class="loading">{problem || "Loading…"}</p>;
+  const names = `a=${encodeURIComponent(a)}&b=${encodeURIComponent(b)}`;
+  const [found, lost, problem] = useAnswer<Compared>(`${base}api/compare?${names}`);
+  document.title = `${a} against ${b} · TraceML`;
+  if (found) return <CompareView {...found} />;
+  return <p class="loading">{problem || (lost ? "No connection to TraceML." : "Loading…")}</p>;
 }
 
 function route(): string[] {
@@ -228,15 +229,12 @@ function decoded(part: string): string {
 
 export function LiveApp({ base }: { base: string }) {
   const [[view, a, b], setRoute] = useState(route());
-  useEffect(() => {
-    const moved = (): void => {
-      setRoute(route());
-      scrollTo(0, 0);
-    };
-    addEventListener("hashchange", moved);
-    return () => removeEventListener("hashchange", moved);
-  }, []);
+  useEvents(["hashchange"], () => {
+    setRoute(route());
+    scrollTo(0, 0);
+  });
   if (view === "run" && a !== undefined) return <LivePage key={a} base={base} name={a} />;
-  if (view === "compare" && a !== undefined && b !== undefined) return <ComparePage base={base} a={a} b={b} />;
+  if (view === "compare" && a !== undefined && b !== undefined)
+    return <ComparePage key={`${a}/${b}`} base={base} a={a} b={b} />;
   return <RunList base={base} />;
 }

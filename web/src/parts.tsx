@@ -170,26 +170,19 @@ export function Table({ caption, head, rows, hideCaption, words = [] }: TablePro
   );
 }
 
-export interface Piece {
-  phase: Phase;
-  value: Num;
-  share?: Num;
-}
+export type Piece = { phase: Phase; value: Num; share?: Num };
 
 /** One step as a bar of its phases. `whole` is the length of a full bar; what is too small keeps its place. */
-export function Ribbon({
-  pieces,
-  whole,
-  label,
-  thin,
-}: {
+export function Ribbon(props: {
   pieces: Piece[];
   whole: number;
   label: string;
   thin?: boolean;
+  show?: (value: Num) => string;
 }) {
+  const { pieces, whole, label, thin, show = fmt.ms } = props;
   const shown = pieces.filter((piece) => (piece.value ?? 0) > 0);
-  const text = `${label}: ${shown.map((piece) => `${piece.phase.label} ${fmt.ms(piece.value)}`).join(", ")}`;
+  const text = `${label}: ${shown.map((piece) => `${piece.phase.label} ${show(piece.value)}`).join(", ")}`;
   return (
     <div class={`ribbon${thin ? " thin" : ""}`} role="img" aria-label={text}>
       {shown.map(({ phase, value }) => {
@@ -197,7 +190,7 @@ export function Ribbon({
         return (
           <span
             key={phase.key}
-            title={`${phase.label}: ${fmt.ms(value)}`}
+            title={`${phase.label}: ${show(value)}`}
             style={{ width: `${wide}%`, background: phase.colour, color: phase.ink }}
           >
             {!thin && wide > 7 ? phase.label : ""}

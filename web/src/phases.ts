@@ -9,12 +9,7 @@ export const GUIDE: Record<string, string> = shared.labels;
 const ORDER = ["input", "h2d", "forward", "no_grad", "backward", "sync", "optimizer", "validation", "checkpoint"];
 const WORTH_SHOWING = 0.001;
 
-export interface Phase {
-  key: string;
-  label: string;
-  colour: string;
-  ink: string;
-}
+export type Phase = { key: string; label: string; colour: string; ink: string };
 
 /** Dark or white text, whichever has more contrast on this colour (relative luminance as in WCAG). */
 export function ink(colour: string): string {

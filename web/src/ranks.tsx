@@ -1,5 +1,6 @@
 // The per-rank table. Only the rows in sight exist, so that 4,096 ranks scroll smoothly.
-import { useEffect, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
+import { useEvents } from "./chart";
 import * as fmt from "./fmt";
 import { shownPhases, type Phase } from "./phases";
 import { Card, Ribbon } from "./parts";
@@ -10,22 +11,16 @@ const IN_SIGHT = 14;
 const SPARE = 6;
 const MOST_PRINTED = 256;
 
-interface Column {
-  key: string;
-  label: string;
-  value: (rank: string) => Num | string;
-  show: (value: Num) => string;
-}
+type Column = { key: string; label: string; value: (rank: string) => Num | string; show: (value: Num) => string };
 
 function columnsOf(summary: Summary, phases: Phase[]): Column[] {
   const { step_time, step_memory, process } = summary;
-  const time = (key: string, label: string): Column => ({
-    key,
-    label,
-    value: (rank) => step_time.ranks[rank]?.metrics[key] ?? null,
-    show: fmt.ms,
-  });
-  const memory = step_memory.window.memory === "device" ? "peak_allocated_bytes" : "rss_bytes";
+  const time = (key: string, label: string): Column => {
+    const value = (rank: string): Num => step_time.ranks[rank]?.metrics[key] ?? null;
+    return { key, label, value, show: fmt.ms };
+  };
+  const held = step_memory.window.memory === "device" ? "peak_allocated_bytes" : "rss_bytes";
+  const memory = (rank: string): Num => step_memory.ranks[rank]?.metrics[held] ?? null;
   return [
     { key: "rank", label: "Rank", value: (rank) => Number(rank), show: (value) => fmt.rank(value) },
     { key: "host", label: "Host", value: (rank) => step_time.ranks[rank]?.identity.host ?? "", show: String },
@@ -33,12 +28,7 @@ function columnsOf(summary: Summary, phases: Phase[]): Column[] {
     ...phases
       .filter((phase) => Object.values(step_time.ranks).some((m) => m.metrics[phase.key] != null))
       .map((p) => time(p.key, p.label)),
-    {
-      key: "memory",
-      label: "Memory",
-      value: (rank) => step_memory.ranks[rank]?.metrics[memory] ?? null,
-      show: fmt.size,
-    },
+    { key: "memory", label: "Memory", value: memory, show: fmt.size },
     { key: "cpu", label: "CPU", value: (rank) => process.ranks[rank]?.metrics.cpu_percent ?? null, show: fmt.percent },
   ];
 }
@@ -52,12 +42,7 @@ function compare(a: Num | string, b: Num | string): number {
 /** Whether the page is being printed: paper does not scroll. */
 function usePrinting(): boolean {
   const [isPrinting, setPrinting] = useState(false);
-  useEffect(() => {
-    const told = (event: Event): void => setPrinting(event.type === "beforeprint");
-    const names = ["beforeprint", "afterprint"];
-    names.forEach((name) => addEventListener(name, told));
-    return () => names.forEach((name) => removeEventListener(name, told));
-  }, []);
+  useEvents(["beforeprint", "afterprint"], (event) => setPrinting(event.type === "beforeprint"));
   return isPrinting;
 }
 

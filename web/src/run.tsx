@@ -27,11 +27,7 @@ function stateOf(summary: Summary, look: Look | null, isLost: boolean): [state: 
   return [look.state, over ? `${STATES[look.state]}: ${summary.run.status}` : (STATES[look.state] ?? look.state)];
 }
 
-interface Shown {
-  summary: Summary;
-  look?: Look | null;
-  isLost?: boolean;
-}
+type Shown = { summary: Summary; look?: Look | null; isLost?: boolean };
 
 function Header({ summary, look = null, isLost = false }: Shown) {
   const { run } = summary;

@@ -3,19 +3,19 @@ import { Breakdown } from "./breakdown";
 import * as fmt from "./fmt";
 import { hasSteps, phaseLabel, shownPhases } from "./phases";
 import { Badge, type Figure, Figures, Head, severityOf } from "./parts";
-import type { Look, Section, Summary } from "./types";
+import type { Finding, Look, Summary } from "./types";
 
-const SECTIONS: ["step_time" | "step_memory" | "system" | "process", string, string][] = [
-  ["step_time", "Step time", "#step-time"],
-  ["step_memory", "Step memory", "#step-memory"],
-  ["system", "System", "#system"],
-  ["process", "Process", "#process"],
-];
+const SECTIONS = [
+  ["step_time", "Step time"],
+  ["step_memory", "Step memory"],
+  ["system", "System"],
+  ["process", "Process"],
+] as const;
 
 export function ModelDiagnostics({ summary, look }: { summary: Summary; look: Look | null }) {
   const first = summary.primary_diagnosis;
-  const rail = SECTIONS.map(([name, title, target]) => (
-    <Entry key={name} section={summary[name]} title={title} target={target} isFirst={first.section === name} />
+  const rail = SECTIONS.map(([name, title]) => (
+    <Entry key={name} finding={summary[name].diagnosis} name={name} title={title} isFirst={first.section === name} />
   ));
   const label = (
     <>
@@ -39,31 +39,20 @@ export function ModelDiagnostics({ summary, look }: { summary: Summary; look: Lo
   );
 }
 
-function Entry({
-  section,
-  title,
-  target,
-  isFirst,
-}: {
-  section: Section;
-  title: string;
-  target: string;
-  isFirst: boolean;
-}) {
+function Entry(props: { finding: Finding; name: string; title: string; isFirst: boolean }) {
+  const { finding, title } = props;
+  const target = `#${props.name.replace("_", "-")}`;
   const go = (event: MouseEvent): void => {
     // Not through the address: its hash is the route of the page.
     event.preventDefault();
-    document
-      .querySelector(target)
-      ?.scrollIntoView({ behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+    const behavior = matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth";
+    document.querySelector(target)?.scrollIntoView({ behavior });
   };
   return (
     <a class="entry" href={target} onClick={go}>
       <span class="title">{title}</span>
-      <Badge finding={section.diagnosis} />
-      <span class="evidence">
-        {isFirst && section.diagnosis.severity !== "info" ? "The verdict." : section.diagnosis.summary}
-      </span>
+      <Badge finding={finding} />
+      <span class="evidence">{props.isFirst && finding.severity !== "info" ? "The verdict." : finding.summary}</span>
     </a>
   );
 }

@@ -1,7 +1,5 @@
 """How the run's seconds add up on its first rank: start-up, steps, named gaps between them, the end."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from traceml.analyze import totals

@@ -5,8 +5,6 @@ are never compared. A process that claims a rank while that rank trains is not a
 that inherited the rank's environment, or one of several trainings in the same run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter

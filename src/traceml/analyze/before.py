@@ -4,8 +4,6 @@ It never changes what is found: without it, or if more than the newest steps has
 at again.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -3,8 +3,6 @@
 What contradicts them, or cannot be, is set aside with a note, so that no node can cost node 0 its summary.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache

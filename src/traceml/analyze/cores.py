@@ -4,8 +4,6 @@ Who is the rival is decided by what the run asks for: if its own threads and wor
 it competes with itself, whoever else is there. Only one machine is looked at, that of the monitor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias

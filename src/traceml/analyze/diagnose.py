@@ -1,7 +1,5 @@
 """Applies every rule to its view: which ones fire or abstain, the default, and the order of precedence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any, Final

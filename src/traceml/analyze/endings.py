@@ -1,7 +1,5 @@
 """How a failed run ended: which rank ended first, where it was, and what was raised."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Ranks by steps, small enough for a picture: neighbouring ranks and steps are put together."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Deep mode: from sampled steps to one row per layer, on the median rank, with the rank that stands out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

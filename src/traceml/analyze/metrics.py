@@ -1,7 +1,5 @@
 """Numbers of the summary: each rank's mean, then the average, median rank, worst rank and spread."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Runs without a step to judge: what was seen of them, what ended them, and what to do."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Final
 

@@ -1,7 +1,5 @@
 """What a reader should know about a run besides its numbers, one sentence each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

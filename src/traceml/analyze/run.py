@@ -1,7 +1,5 @@
 """What ran and how it ended: how the run's time adds up, its notes, its events."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 from typing import Final

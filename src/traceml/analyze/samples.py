@@ -1,7 +1,5 @@
 """Gauge samples of many nodes or ranks as tables over (member, sample)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 

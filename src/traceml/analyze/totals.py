@@ -1,7 +1,5 @@
 """Sums over a rank's whole run, exact to the nanosecond: steps that were rolled up, and the rows kept."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from traceml.analyze.window import PHASE_KEYS, WAIT

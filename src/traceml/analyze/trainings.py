@@ -1,7 +1,5 @@
 """Every process that trained, if several claimed the same rank: together (hogwild) or one after the other."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from operator import attrgetter
 

@@ -1,7 +1,5 @@
 """What user code may call. All of it is a harmless no-op, with one clear line, when nothing is recording."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

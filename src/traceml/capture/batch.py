@@ -1,7 +1,5 @@
 """How many samples and tokens a batch holds, without touching its data."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`trace_step` blocks that need a look: the first ones, nested ones, those that an exception leaves."""
 
-from __future__ import annotations
-
 from traceml.capture.session import Session
 from traceml.capture.slots import is_wait
 from traceml.schema import catalog as c

@@ -5,8 +5,6 @@ have completed, late, out of order or not at all, their differences become the s
 Nothing here synchronizes: an event is asked whether it is done, never waited for.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise

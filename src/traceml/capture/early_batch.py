@@ -5,8 +5,6 @@ steps: if the tensor that the next forward pass gets was there when the backward
 that gap, and the gap is input.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 import weakref

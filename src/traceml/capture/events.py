@@ -1,7 +1,5 @@
 """Rare, irregular facts as JSON lines beside the rows: checkpoint, validation, GC pause, epoch, error."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

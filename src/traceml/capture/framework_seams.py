@@ -3,8 +3,6 @@
 The handlers here only take our own frame out of the user's traceback, and raise again.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any

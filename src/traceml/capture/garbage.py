@@ -1,7 +1,5 @@
 """Python's garbage collector: how long it stops the training thread."""
 
-from __future__ import annotations
-
 from threading import get_ident
 from typing import Final
 

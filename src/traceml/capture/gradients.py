@@ -5,8 +5,6 @@ model comes last; then only that one is. The hooks read a clock and nothing else
 as they are. If none of them gets a gradient in a step (unused parameters), all are watched again for a while.
 """
 
-from __future__ import annotations
-
 import functools
 import weakref
 from typing import Any, Final

@@ -4,8 +4,6 @@ World size and ranks come from `torch.distributed` once it is initialized, else 
 torchrun or Slurm; never by touching an accelerator.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import socket

@@ -1,7 +1,5 @@
 """Puts capture into this process: once, after torch has been imported."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import gc

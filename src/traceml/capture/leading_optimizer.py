@@ -6,8 +6,6 @@ because a completed step must be on record the moment it completes: in the first
 that never stepped before steps between two steps of the only one (the next stage of a training, or a cycle).
 """
 
-from __future__ import annotations
-
 import weakref
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Training on another thread than the one that is recorded: it moved there, or runs on several at once."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import threading

@@ -1,7 +1,5 @@
 """How a training process ends: the exception that ends it, and workers that end without a farewell."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 

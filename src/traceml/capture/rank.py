@@ -1,7 +1,5 @@
 """A process becomes a rank: its recording is opened, its own cost is measured, its device is found."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """Asks the monitor for the summary of everything so far, through two files in the run folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

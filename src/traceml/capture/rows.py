@@ -1,7 +1,5 @@
 """Where the switch writes its rows: into the recording, or apart, to be merged or kept back first."""
 
-from __future__ import annotations
-
 from traceml.capture.slots import ROW
 from traceml.capture.switch import Switch
 from traceml.recording.writer import RecordingWriter

@@ -1,7 +1,5 @@
 """One training process: when it becomes a rank, where its steps begin and end, what a step's row says."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Optimizers of other libraries, compiled ones and hand-written updates are not se
 because they may be micro-batches of a first step that an optimizer ends yet; after a while none will come.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Final
 

@@ -1,7 +1,5 @@
 """The user's own phases: names to slots. Names beyond the slots share the last one."""
 
-from __future__ import annotations
-
 from traceml.recording.writer import RecordingWriter
 from traceml.schema import catalog as c
 

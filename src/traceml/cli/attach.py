@@ -1,34 +1,27 @@
 """`traceml attach`: the monitor that `traceml.init()` starts for a script without `traceml run`."""
 
-import argparse
 import os
 import time
 from pathlib import Path
 from typing import Final
 
-from traceml.cli.main import Parser
+from traceml.cli.main import Parser, number
 from traceml.errors import CommandError, say
 from traceml.monitor.companion import open_servers
 from traceml.monitor.loop import Monitor
 from traceml.monitor.mirror import Mirror
 from traceml.runs import folder as run_folder
-from traceml.runs.liveness import is_alive, parent_of, start_time
+from traceml.runs.liveness import LARGEST_PID, is_alive, parent_of, start_time
 from traceml.settings import Settings, resolve
 
 JOIN_S: Final = 20.0
 LAST_RANK_S: Final = 60.0
 
 
-def _process_id(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 10):
-        raise argparse.ArgumentTypeError("use the number of a process")
-    return int(text)
-
-
 def main(words: list[str]) -> int:
     """Print the run folder to standard output, then watch the process until it ends."""
     parser = Parser("traceml attach", "traceml attach --pid PID [options] [COMMAND ...]", str(__doc__))
-    parser.add_argument("--pid", type=_process_id, required=True)
+    parser.add_argument("--pid", type=number(1, LARGEST_PID), required=True)
     parser.add_argument("--run-name")
     parser.add_argument("--logs-dir")
     parser.add_argument("--numbered", action="store_true")

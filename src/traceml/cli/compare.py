@@ -14,6 +14,7 @@ from traceml.cli.main import Parser, one_of, show
 from traceml.cli.view import current, write_page
 from traceml.compare.compare import compare
 from traceml.errors import CommandError, printable, say
+from traceml.monitor.result import encode
 from traceml.present import compare_markdown, compare_text, page
 from traceml.present.compare_rows import lead_rows, more_rows, shifted
 from traceml.runs import mlflow_artifact, summary_file
@@ -21,11 +22,6 @@ from traceml.runs.atomic import write_atomic
 from traceml.runs.summary_file import Reading
 from traceml.schema import fmt
 from traceml.schema.comparison import INCONCLUSIVE, MIXED, REGRESSION, WORSE, Comparison, RunRef
-
-
-def to_json(found: Comparison) -> str:
-    """The comparison as JSON."""
-    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
 
 
 def page_data(found: Comparison, a: Sequence[Reading] = (), b: Sequence[Reading] = ()) -> bytes:
@@ -38,7 +34,7 @@ def page_data(found: Comparison, a: Sequence[Reading] = (), b: Sequence[Reading]
 
 FORMATS: Final[dict[str, Callable[[Comparison], str]]] = {
     "text": compare_text.render,
-    "json": to_json,
+    "json": lambda found: encode(found).decode(),
     "markdown": compare_markdown.render,
 }
 """Every way to show a comparison: the value of --format and its renderer."""

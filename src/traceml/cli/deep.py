@@ -3,8 +3,6 @@
 from typing import Final
 
 from traceml.cli import run as run_command
-from traceml.cli.main import show
-from traceml.errors import CommandError
 
 USAGE: Final = """\
 usage: traceml deep [options] train.py [options] [--args] [arguments of the script]
@@ -24,11 +22,4 @@ examples:
 
 def main(words: list[str]) -> int:
     """Run the command; the exit code is the command's own."""
-    parsed = run_command.parse(words)
-    if parsed.help:
-        show(USAGE)
-        return 0
-    if not parsed.target:
-        raise CommandError("give a script, `-m module` or a command: traceml deep train.py")
-    parsed.flags["deep"] = "1"
-    return run_command.run(parsed)
+    return run_command.main(["--deep", *words], "deep", USAGE)

@@ -1,11 +1,10 @@
 """`traceml export`: what was recorded, for other tools."""
 
-import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from traceml.cli.main import Parser, one_of
+from traceml.cli.main import Parser, number, one_of
 from traceml.errors import CommandError, say
 from traceml.export.formats import write_csv, write_parquet, write_sqlite
 from traceml.export.perfetto import write_trace
@@ -36,7 +35,7 @@ def main(words: list[str]) -> int:
     parser.option("--to", "FORMAT", f"one of: {', '.join(FORMATS)}", type=one_of(FORMATS), required=True)
     place = "a folder for csv and parquet, a file for sqlite and perfetto (default: in <run>/export/)"
     parser.option("--output", "OUT", place)
-    parser.option("--last", "N", "only the newest N rows of each file", type=_count)
+    parser.option("--last", "N", "only the newest N rows of each file", type=number(1, 10**9))
     parser.logs_dir()
     given = parser.parse_args(words)
     path = summary_file.find(given.run, Path(given.logs_dir))
@@ -53,9 +52,3 @@ def main(words: list[str]) -> int:
         ) from None
     say(f"wrote {summary_file.shown(target)} ({count:,} {'entries' if given.to == 'perfetto' else 'rows'})")
     return 0
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < len(text) < 12 and int(text)):
-        raise argparse.ArgumentTypeError("use a whole number from 1")
-    return int(text)

@@ -2,12 +2,13 @@
 
 import argparse
 import codecs
+import json
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from traceml import __version__
 from traceml.errors import CommandError, say
@@ -42,24 +43,15 @@ def show(text: str, is_json: bool = False) -> None:
     if out is None:  # closed by whoever started us
         return
     encoding = out.encoding or "utf-8"
+    if is_json and codecs.lookup(encoding).name != "utf-8":
+        text = json.dumps(json.loads(text), indent=2) + "\n"  # with escapes for all but ASCII
     try:
-        out.write(text.encode(encoding, _JSON_ESCAPES if is_json else "replace").decode(encoding))
+        out.write(text.encode(encoding, "replace").decode(encoding))
         out.flush()
     except OSError as problem:
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # else Python tries and fails again at exit
         if not isinstance(problem, BrokenPipeError):
             raise CommandError(f"standard output cannot be written ({problem.strerror})") from None
-
-
-def _json_escapes(problem: UnicodeError) -> tuple[str, int]:
-    """For characters that the encoding does not have: escapes, so that JSON stays JSON."""
-    assert isinstance(problem, UnicodeEncodeError)
-    wide = problem.object[problem.start : problem.end].encode("utf-16-be", "surrogatepass").hex()
-    return "".join(f"\\u{wide[at : at + 4]}" for at in range(0, len(wide), 4)), problem.end
-
-
-_JSON_ESCAPES: Final = "traceml-json"
-codecs.register_error(_JSON_ESCAPES, _json_escapes)
 
 
 def one_of(known: Collection[str]) -> Callable[[str], str]:
@@ -69,6 +61,18 @@ def one_of(known: Collection[str]) -> Callable[[str], str]:
         if text not in known:
             raise argparse.ArgumentTypeError(f"unknown value {text[:60]!r}; use one of: {', '.join(known)}")
         return text
+
+    return parse
+
+
+def number(least: int, most: int) -> Callable[[str], int]:
+    """An argument type that accepts whole numbers of this range only."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) <= 12 and least <= int(text) <= most):
+            wanted = f"use a whole number from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"invalid value {text[:60]!r}; {wanted}")
+        return int(text)
 
     return parse
 

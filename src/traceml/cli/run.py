@@ -44,14 +44,14 @@ class Parsed:
         return self.is_module or self.target.endswith(".py")
 
 
-def main(words: list[str]) -> int:
-    """Run the command; the exit code is the command's own."""
+def main(words: list[str], name: str = "run", about: str | None = None) -> int:
+    """Run the command; the exit code is the command's own. `about` is what --help shows for `name`."""
     parsed = parse(words)
     if parsed.help:
-        show(usage())
+        show(about or usage())
         return 0
     if not parsed.target:
-        raise CommandError("give a script, `-m module` or a command: traceml run train.py")
+        raise CommandError(f"give a script, `-m module` or a command: traceml {name} train.py")
     return run(parsed)
 
 

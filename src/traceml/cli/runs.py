@@ -1,6 +1,5 @@
 """`traceml runs`: the runs in a folder with date, status, steps, step time and verdict."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -10,6 +9,7 @@ import msgspec
 from traceml.cli.main import Parser, one_of, show
 from traceml.errors import printable
 from traceml.present.runs_text import render
+from traceml.runs import summary_file
 from traceml.runs.listing import list_runs
 from traceml.schema.summary import ListedRun
 
@@ -37,8 +37,12 @@ def main(words: list[str]) -> int:
     parser.add_argument("--reverse", action="store_true", help="reverse the order, for example newest first")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     given = parser.parse_args(words)
-    is_new = given.logs == parser.get_default("logs") and not _is_there(given.logs)
-    runs = [] if is_new else in_order(list_runs(Path(given.logs)), given.sort, given.reverse)
+    logs = Path(given.logs)
+    with summary_file.or_one_line(logs):
+        logs.absolute()  # fails in a folder that has been removed
+    # Before the first run there is no folder, and that is no error.
+    is_new = given.logs == parser.get_default("logs") and not summary_file.exists(logs)
+    runs = [] if is_new else in_order(list_runs(logs), given.sort, given.reverse)
     if given.json:
         show(msgspec.json.format(msgspec.json.encode(runs), indent=2).decode() + "\n", is_json=True)
     elif runs:
@@ -46,16 +50,6 @@ def main(words: list[str]) -> int:
     else:
         show(f"No runs in {printable(given.logs)}. `traceml run train.py` creates one.\n")
     return 0
-
-
-def _is_there(path: str) -> bool:
-    """Before the first run there is no folder, and that is no error."""
-    try:
-        os.listdir(os.getcwd())
-        os.lstat(path)
-    except OSError as problem:
-        return problem.filename != path or not isinstance(problem, FileNotFoundError)
-    return True
 
 
 def in_order(runs: list[ListedRun], column: str, reverse: bool) -> list[ListedRun]:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from traceml.cli.compare import compared, page_data
-from traceml.cli.main import Parser
+from traceml.cli.main import Parser, number
 from traceml.cli.view import current
 from traceml.errors import CommandError, say
 from traceml.present.page import page
@@ -56,16 +56,11 @@ def parser() -> Parser:
     made.option("logs", "DIR", "folder with the runs, or a run (default: logs)", nargs="?", default="logs")
     host = "address to listen on (default: this machine only, 127.0.0.1)"
     made.option("--host", None, host, default=LOOPBACK[0])
-    made.option("--port", None, f"port; if it is busy, another (default: {PORT})", type=_port, default=PORT)
+    port = f"port; if it is busy, another (default: {PORT})"
+    made.option("--port", None, port, type=number(0, 65_535), default=PORT)
     made.add_argument("--no-browser", action="store_true", help="do not open a browser")
     made.add_argument("--companion", action="store_true", help=argparse.SUPPRESS)
     return made
-
-
-def _port(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 6 and int(text) < 65_536):
-        raise argparse.ArgumentTypeError(f"invalid value {text[:60]!r}; use a number from 0 to 65535")
-    return int(text)
 
 
 def _serve(given: argparse.Namespace) -> None:

@@ -1,7 +1,5 @@
 """`traceml.load(run)`: everything that was recorded, as NumPy arrays or, with pandas, as frames."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -8,7 +8,7 @@ import datetime
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,15 +18,14 @@ from numpy.typing import NDArray
 from traceml.errors import CommandError, printable, say
 from traceml.recording import layout
 from traceml.recording.events import EventsTail
-from traceml.recording.names import NODE
+from traceml.recording.names import node_of
 from traceml.recording.pieces import RecordingPieces
 from traceml.recording.reader import Rows, UnreadableRecording
 from traceml.recording.rollup import read_blocks
-from traceml.recording.trust import checked
+from traceml.recording.tail import RankTail
 from traceml.runs.manifest import read_manifest, recorded_at
 from traceml.schema import catalog as c
-from traceml.schema.recorded import RecordedEvent, identity_of
-from traceml.schema.summary import Identity
+from traceml.schema.recorded import RecordedEvent
 
 WHOLE, MAYBE_WHOLE, NUMBER, TEXT = "whole", "maybe whole", "number", "text"
 """Kinds of columns. A whole number that may be missing is held as a float with NaN."""
@@ -50,21 +49,20 @@ class Table:
     pieces: Callable[[], Iterator[Piece]]
 
 
-@dataclass(frozen=True, slots=True)
-class RankFile:
+class RankFile(RankTail):
     """The recording of one training process."""
-
-    path: Path
-    identity: Identity
-    node: int
-    names: list[str | None]
-    clock: int | None
-    """Nanoseconds from the machine's clock to the wall clock, as this process saw it."""
 
     @property
     def who(self) -> dict[str, int]:
         """What tells its rows from those of others."""
         return {"rank": self.identity.rank or 0, "node": self.node, "pid": self.identity.pid or 0}
+
+    @property
+    def clock(self) -> int | None:
+        """Nanoseconds from the machine's clock to the wall clock, as this process saw it."""
+        process = self.header.get("process", {})
+        wall_ns, clock_ns = process.get("wall_ns"), process.get("clock_ns")
+        return wall_ns - clock_ns if wall_ns and clock_ns else None
 
 
 class RunTables:
@@ -85,12 +83,13 @@ class RunTables:
     def ranks(self) -> list[RankFile]:
         """The recordings that can be read, in the order of ranks."""
         names = [n for n in self._names if n.startswith("rank-") and n.endswith(".steps")]
-        found = [rank for name in names if (rank := _readable(_rank_file, self._folder / name)) is not None]
+        read = partial(RankFile, str(self._folder))
+        found = [rank for name in names if (rank := _readable(read, name)) is not None]
         return sorted(found, key=lambda r: (r.identity.rank or 0, r.clock or 0, r.identity.pid or 0))
 
     def tables(self) -> list[Table]:
         """Every table; one may have no rows."""
-        users = {f"user.{name}": None for r in self.ranks for name in r.names if name}
+        users = {f"user.{name}": None for r in self.ranks for name in r.user_names if name}
         phases = [*(p.key for p in c.PHASES), *users, "wait", *(w.key for w in c.WAIT_PLACES)]
         times = {f"{key}_ms": NUMBER for key in phases}
         memory = dict.fromkeys(MEMORY, MAYBE_WHOLE)
@@ -140,10 +139,10 @@ class RunTables:
                 say(f"a part is left out: {problem}")
 
     def _steps(self, rank: RankFile) -> Iterator[Piece]:
-        for rows in RecordingPieces(rank.path).pieces(self._last):
+        for rows in RecordingPieces(rank.steps.path).pieces(self._last):
             step_ms = (rows["end_ns"] - rows["begin_ns"]) / NS_PER_MS
             piece: Piece = {"step": rows["step"], **self._span(rows, rank), "step_ms": step_ms}
-            piece |= _times(rows, rank.names)
+            piece |= _times(rows, rank.user_names)
             piece |= {name: _measured(rows[name], rows, flag) for name, flag in MEMORY.items()}
             piece |= {name: np.where(rows[name], rows[name], np.nan) for name in ("samples", "tokens")}
             piece |= {"micro_batches": rows["micro_batches"].astype(np.int64), "gc_ms": rows["gc_us"] / 1e3}
@@ -151,18 +150,18 @@ class RunTables:
 
     def _blocks(self, rank: RankFile) -> Iterator[Piece]:
         """Old steps of a long run, which were folded into blocks: the sum of each block."""
-        blocks = read_blocks(rank.path) if self._last is None else None
+        blocks = read_blocks(rank.steps.path) if self._last is None else None
         if blocks is not None:
             piece: Piece = {name: blocks[name] for name in ("first_step", "last_step", "steps")}
             piece |= {**self._span(blocks, rank), "step_ms": blocks["step_ns"] / NS_PER_MS}
-            yield piece | _times(blocks, rank.names)
+            yield piece | _times(blocks, rank.user_names)
 
     def _device(self, rank: RankFile) -> Iterator[Piece]:
-        path = rank.path.with_suffix(".device")
+        path = rank.steps.path.with_suffix(".device")
         if path.name in self._names:
             for rows in RecordingPieces(path).pieces(self._last):
                 wait = {"wait_ms": rows["wait"] / NS_PER_MS}
-                yield {"step": rows["step"], **_phases(rows, rank.names), **wait}
+                yield {"step": rows["step"], **_phases(rows, rank.user_names), **wait}
 
     def _span(self, rows: Rows, rank: RankFile) -> Piece:
         clock = self.clock_of(rank.node)
@@ -171,7 +170,7 @@ class RunTables:
     def _gauges(self, kind: str, columns: dict[str, str]) -> Iterator[Piece]:
         ranks = {(r.node, r.identity.pid): float(r.identity.rank or 0) for r in self.ranks}
         for name in (n for n in self._names if n.startswith(f"{kind}.") and n.endswith(".gauges")):
-            node = _node_of(name)
+            node = node_of(name)
             if node not in self._clocks or (file := _readable(RecordingPieces, self._folder / name)) is None:
                 continue
             for rows in file.pieces(self._last):
@@ -184,9 +183,9 @@ class RunTables:
 
     def events(self) -> list[tuple[RecordedEvent, int, RankFile | None]]:
         """Each notable event with its node, and its rank's recording if that wrote it."""
-        files = {r.path.with_suffix(".events.jsonl").name: r for r in self.ranks}
+        files = {r.steps.path.with_suffix(".events.jsonl").name: r for r in self.ranks}
         return [
-            (event, _node_of(name), files.get(name))
+            (event, node_of(name), files.get(name))
             for name in self._names
             if name.endswith(".events.jsonl")
             for event in EventsTail(str(self._folder / name)).read()
@@ -215,28 +214,12 @@ class RunTables:
         }
 
 
-def _rank_file(path: Path) -> RankFile:
-    reader = RecordingPieces(path)
-    header = checked(reader.header, path)
-    missing = {name for name, _ in c.STEP_COLUMNS} - set(reader.dtype.names or ())
-    if missing:
-        raise UnreadableRecording(f"{path}: other columns than expected")
-    process = header.get("process", {})
-    wall_ns, clock_ns = process.get("wall_ns"), process.get("clock_ns")
-    clock = wall_ns - clock_ns if wall_ns and clock_ns else None
-    return RankFile(path, identity_of(header), _node_of(path.name), reader.user_names(), clock)
-
-
-def _readable(read: Callable[[Path], Any], path: Path) -> Any:
+def _readable(read: Callable[[Any], Any], path: str | Path) -> Any:
     try:
         return read(path)
     except (UnreadableRecording, OSError) as problem:
         say(f"a file is left out: {problem}")
         return None
-
-
-def _node_of(name: str) -> int:
-    return int(found.group(1)) if (found := NODE.search(name)) is not None else 0
 
 
 def _gauge_kinds(columns: layout.Columns) -> dict[str, str]:

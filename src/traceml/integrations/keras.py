@@ -1,7 +1,5 @@
 """Keras on torch: its optimizers are its own, and each `apply` is a step, in `fit` and in a loop by hand."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from traceml.capture.patches import Patch

@@ -1,7 +1,5 @@
 """Lightning, by both of its names: validation and saving as a whole, batches as they are handed out."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any, Final
 
@@ -31,7 +29,7 @@ class TraceMLCallback:
     Its objects are also callbacks of the Lightning that is loaded, be it `lightning` or `pytorch_lightning`.
     """
 
-    def __new__(cls, *_: Any, **__: Any) -> TraceMLCallback:  # noqa: PYI034 - of a class made here
+    def __new__(cls, *_: Any, **__: Any) -> "TraceMLCallback":  # noqa: PYI034 - of a class made here
         loaded = [name for name in NAMES if name in sys.modules] or [_installed()]
         bases = (load(name, name.partition(".")[0], 2, "TraceMLCallback").Callback for name in loaded)
         return object.__new__(type(cls.__name__, (cls, *bases), {"__module__": cls.__module__}))

@@ -20,8 +20,8 @@ END_S: Final = 3.0
 """A view has this long to leave the terminal in order, a server to show open pages the end of the run."""
 KILLED_S: Final = 1.0
 DASHBOARD: Final = "dashboard"
-VIEWS: Final[dict[str, str]] = {"cli": "watch", WATCH_ONLY: "watch"}
-"""Each mode that shows the run in the terminal, and the command of `traceml` that draws it."""
+VIEW_MODES: Final = ("cli", WATCH_ONLY)
+"""The modes that show the run in the terminal."""
 
 
 class Companion:
@@ -50,9 +50,9 @@ class Companion:
         return self._process.returncode
 
 
-def open_view(command: str, folder: Path, files: Sequence[int]) -> Companion:
+def open_view(folder: Path, files: Sequence[int]) -> Companion:
     """The live view; `files` are its standard input, output and error."""
-    return Companion([command, os.fspath(folder)], stdin=files[0], stdout=files[1], stderr=files[2])
+    return Companion(["watch", os.fspath(folder)], stdin=files[0], stdout=files[1], stderr=files[2])
 
 
 def open_servers(settings: Settings, folder: Path) -> list[Companion]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from traceml.errors import failsafe, printable, say
-from traceml.monitor.companion import VIEWS, Companion, open_view
+from traceml.monitor.companion import VIEW_MODES, Companion, open_view
 from traceml.monitor.signals import in_foreground
 from traceml.runs.manifest import OUTPUT_LOG
 
@@ -30,7 +30,7 @@ class Display:
     """The view of one run. `close` gives the terminal back, whatever happened."""
 
     def __init__(self, mode: str, folder: Path, is_first: bool, quiet: bool) -> None:
-        self._view = VIEWS.get(mode) if is_first else None
+        self._is_shown = is_first and mode in VIEW_MODES
         self._folder = folder
         self._quiet = quiet
         self._companion: Companion | None = None
@@ -40,13 +40,13 @@ class Display:
         self._due = time.monotonic() + STATUS_EVERY_S
         self.log: Path | None = None
         """Where the training's output goes, if a view has the terminal."""
-        if self._view is not None and has_terminal():
+        if self._is_shown and has_terminal():
             failsafe("taking the terminal for the view", None)(self._take_terminal)()
 
     @property
     def _is_replaced(self) -> bool:
         """Whether there is no terminal for the view, so that status lines take its place."""
-        return self._view is not None and self.log is None
+        return self._is_shown and self.log is None
 
     def environment(self, given: dict[str, str]) -> dict[str, str]:
         """For the command: what it prints is to reach the file, and so the screen, at once."""
@@ -61,7 +61,7 @@ class Display:
             look_after()
             return poll(seconds)
 
-        return polled if self._view is not None else poll
+        return polled if self._is_shown else poll
 
     def close(self) -> None:
         """End the view; from now on the terminal is ours again."""
@@ -120,8 +120,8 @@ class Display:
         os.write(2, RESET)
 
     def _start(self) -> None:
-        if self._view is not None and not self._is_replaced:
-            self._companion = open_view(self._view, self._folder, self._ours)
+        if self.log is not None:
+            self._companion = open_view(self._folder, self._ours)
 
     def _look_after(self) -> None:
         if self._companion is not None:
@@ -138,8 +138,7 @@ class Display:
         from traceml.monitor.result import short
 
         kept = f"; the output goes to {short(self.log)}" if self.log is not None else ""
-        back = f"traceml {self._view} {short(self._folder)}"
-        say(f"the view has ended, training goes on; back with: {back}{kept}")
+        say(f"the view has ended, training goes on; back with: traceml watch {short(self._folder)}{kept}")
 
     def _status(self) -> str:
         from traceml.monitor.live import LiveRun

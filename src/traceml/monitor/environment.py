@@ -7,6 +7,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from traceml.monitor.cgroups import facts_in
+
 GIT_TIMEOUT_S = 5.0
 VMSTAT = Path("/proc/vmstat")
 
@@ -53,13 +55,7 @@ def _git(*arguments: str) -> str | None:
 
 def oom_kills() -> int | None:
     """Since boot, in all containers of the machine; None where the kernel does not count."""
-    try:
-        for line in VMSTAT.read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    except (OSError, ValueError):
-        return None
-    return None
+    return facts_in(VMSTAT).get("oom_kill")
 
 
 def oom_kills_since(before: int | None) -> int | None:

@@ -1,7 +1,5 @@
 """Samples the machine and the training processes from outside: no sampler runs in a training process."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -11,9 +9,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from traceml.monitor.cpu_quota import CpuGroups
+from traceml.monitor.cgroups import CpuGroups, MemoryGroups, MemoryUse
 from traceml.monitor.gpus import GpuReading, ReadGpus, gpu_columns, process_gpu_bytes
-from traceml.monitor.memory_limit import MemoryGroups, MemoryUse
 from traceml.recording.writer import RecordingWriter
 from traceml.schema import catalog as c
 
@@ -68,7 +65,7 @@ class Gauges:
         return (self._throttled_us - before) / 1e6
 
     def _process_row(
-        self, pid: int, thread: int, readings: list[GpuReading], cores: Cores
+        self, pid: int, thread: int, readings: list[GpuReading], cores: "Cores"
     ) -> tuple[float, ...]:
         if pid not in self._processes:
             self._processes[pid] = _Process(pid, thread)
@@ -105,7 +102,7 @@ class Cores(NamedTuple):
     throttled_s: float  # the container's CPU quota was used up
 
     @classmethod
-    def between(cls, before: Any, after: Any, throttled_s: float = 0.0) -> Cores:
+    def between(cls, before: Any, after: Any, throttled_s: float = 0.0) -> "Cores":
         """From two values of psutil's `cpu_times`."""
 
         def passed(*names: str) -> float:

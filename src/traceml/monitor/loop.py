@@ -8,7 +8,7 @@ from socket import gethostname
 from typing import Any, Final
 
 from traceml.errors import failsafe, say
-from traceml.monitor.cpu_quota import usable_cores
+from traceml.monitor.cgroups import usable_cores
 from traceml.monitor.environment import environment_facts, oom_kills, oom_kills_since
 from traceml.recording import layout
 from traceml.runs import manifest as manifests
@@ -61,13 +61,14 @@ class Monitor:
         code = poll(0.0)
         if code is None:
             prepare()
-        due = time.monotonic() + self._settings.interval
+        interval = self._settings.interval
+        due = time.monotonic() + interval
         while code is None:
             now = time.monotonic()
             if now >= due or self._new_ranks:
                 self._new_ranks = False
                 sample()
-                due = now + self._pause_s()
+                due = now + min(interval, YOUNG_INTERVAL_S if self._young else interval)
             answer_requests()
             look()
             roll()
@@ -110,10 +111,6 @@ class Monitor:
             self._watchdog = Watchdog(self._tail, self._settings.stall_after)
         self._gauges = Gauges(self.folder / layout.FOLDER, find_gpus(os.environ))
         self._roller = Roller(self.folder, safe_rows=self._safe_rows, ended=self._tail.ended)
-
-    def _pause_s(self) -> float:
-        interval = self._settings.interval
-        return min(YOUNG_INTERVAL_S, interval) if self._young else interval
 
     def _roll(self) -> None:
         if self._roller is not None:

@@ -37,7 +37,7 @@ class Mirror:
         self._thread: threading.Thread | None = None
         if local != home and start:
             self.safe_rows.append(self._acknowledged)
-            self._thread = threading.Thread(target=self._run, name="traceml-mirror", daemon=True)
+            self._thread = threading.Thread(target=self._copy, name="traceml-mirror", daemon=True)
             failsafe("copying the run to its folder", None)(self._thread.start)()
 
     def close(self) -> Path:
@@ -56,15 +56,13 @@ class Mirror:
     def copy_once(self) -> bool:
         """Copy everything that is there now; whether that worked."""
         self._stop.set()
-        self._run()
+        self._copy()
         return self._complete
 
     def _acknowledged(self, name: str) -> int:
         return self._outbox.acknowledged(name) if self._outbox is not None else 0
 
-    def _run(self) -> None:
-        failsafe("copying the run to its folder", None)(self._copy)()
-
+    @failsafe("copying the run to its folder", None)
     def _copy(self) -> None:
         from traceml.monitor.relay.merge import catch_up
         from traceml.monitor.relay.outbox import Outbox

@@ -60,9 +60,9 @@ def facts_of(manifest: Manifest) -> RunFacts:
     return facts
 
 
-def encode(summary: Summary) -> bytes:
-    """final_summary.json."""
-    return msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"
+def encode(found: object) -> bytes:
+    """final_summary.json, or the JSON file of a comparison."""
+    return msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
 
 
 def encode_answer(summary: Summary) -> bytes:
@@ -75,19 +75,16 @@ def report(summary: Summary) -> bytes:
     return page.of_summary(encode(summary))
 
 
-File = tuple[str, Callable[[Summary], bytes]]
-FILES: Final[tuple[File, ...]] = (
-    (SUMMARY_JSON, encode),
-    (SUMMARY_TEXT, lambda summary: render(summary).encode()),
-)
+FILES: Final[dict[str, Callable[[Summary], bytes]]] = {
+    SUMMARY_JSON: encode,
+    SUMMARY_TEXT: lambda summary: render(summary).encode(),
+}
 """Each file of a result, and the function that makes its content."""
-REPORT: Final[File] = (SUMMARY_PAGE, report)
-"""Only with --html-report: it is large, and `traceml view --html` makes it later."""
 
 
 def write(folder: Path, summary: Summary) -> None:
     """All files of a result; the first that cannot be written raises OSError."""
-    for name, view in FILES:
+    for name, view in FILES.items():
         write_atomic(folder / name, view(summary))
 
 
@@ -100,9 +97,12 @@ def finish(
     Each part is guarded by itself: the verdict appears on the screen even if a file cannot be written.
     """
     summary = build(folder, manifest, final=True)
+    views = (
+        {**FILES, SUMMARY_PAGE: report} if html else FILES
+    )  # large, and `traceml view --html` makes it later
     written = [
         name
-        for name, view in (*FILES, *([REPORT] if html else []))
+        for name, view in views.items()
         if failsafe(f"writing {name}", False)(_wrote)(folder / name, view, summary)
     ]
     if not quiet:

@@ -4,6 +4,7 @@ Python-level handlers and a wakeup pipe. `sigtimedwait` would be shorter, but CP
 that was never filled in when a stop (Ctrl-Z) outlasts its timeout.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -52,7 +53,11 @@ class Signals:
             os.set_blocking(descriptor, False)
         self._poll = select.poll()
         self._poll.register(self._wakeup, select.POLLIN)
-        self._witness = _find_witness()
+        self._witness: Witness | None = None
+        if hasattr(signal, "sigwaitinfo"):  # not on macOS
+            # At the process limit, the command needs the last process more than we do.
+            with contextlib.suppress(OSError):
+                self._witness = Witness()
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
         for number in caught:
             signal.signal(number, self._note)
@@ -94,15 +99,6 @@ class Signals:
         if self._witness is not None:
             self._witness.close()
             self._witness = None
-
-
-def _find_witness() -> Witness | None:
-    if not hasattr(signal, "sigwaitinfo"):
-        return None  # macOS
-    try:
-        return Witness()
-    except OSError:
-        return None  # the process limit: the command needs the last one more than we do
 
 
 def in_foreground() -> bool:

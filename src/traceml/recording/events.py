@@ -1,8 +1,7 @@
 """The event lines of one file, read again and again: each complete line once, the notable ones kept."""
 
-from __future__ import annotations
-
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any, Final
@@ -16,10 +15,10 @@ from traceml.schema.recorded import RecordedEvent
 
 MOST_EVENTS: Final = 1_000
 ALWAYS_KEPT: Final = ("error", "model")
-PIECE_BYTES: Final = 1024 * 1024
+PIECE_BYTES: Final = 4 * 1024 * 1024
 """Read at a time. A longer line is none of ours."""
-MOST_BYTES: Final = 16 * PIECE_BYTES
-"""Read of one file. A rank writes at most a few hundred lines of each kind."""
+MOST_BYTES: Final = 16 * 1024 * 1024
+"""Read of one file at once. A rank writes at most a few hundred lines of each kind."""
 LONGEST_TEXT: Final = 2000
 LARGEST: Final = 2**62
 _decoder: Final = msgspec.json.Decoder(RecordedEvent)
@@ -31,38 +30,39 @@ class EventsTail:
     def __init__(self, path: str) -> None:
         self._path = path
         self._offset = 0
-        self._size = -1
         self._events: list[RecordedEvent] = []
         self._last_line: list[RecordedEvent] = []
 
     def read(self) -> list[RecordedEvent]:
         """Everything kept so far, in the order of the file."""
         try:
-            size = os.stat(self._path).st_size
-            if size != self._size:
-                self._pull()
-                self._size = size
+            for lines, rest, end in new_lines(self._path, self._offset, MOST_BYTES):
+                self._offset = end
+                self._events = _sound(notable([*self._events, *parse_events(lines)]))
+                self._last_line = _sound(parse_events([rest]))
         except OSError:
             return []
         return self._events + self._last_line
 
-    def _pull(self) -> None:
-        fd = open_regular(self._path)
-        try:
-            while True:
-                data = bytes_at(fd, PIECE_BYTES, self._offset)
-                end = data.rfind(b"\n") + 1
-                self._events = _sound(notable([*self._events, *parse_events(data[:end])]))
-                self._last_line = _sound(
-                    parse_events(data[end:])
-                )  # its writer was killed, or is still writing it
-                if len(data) < PIECE_BYTES or self._offset > MOST_BYTES:
-                    self._offset += end
-                    return
-                # Without the end of a line it is none of ours; a hole of a terabyte is not read through.
-                self._offset = self._offset + end if end else _after_hole(fd, self._offset + len(data))
-        finally:
-            os.close(fd)
+
+def new_lines(path: str, begin: int, most_bytes: int) -> Iterator[tuple[list[bytes], bytes, int]]:
+    """The complete lines from this offset on, piece by piece; with what follows them (its writer was killed,
+    or is still writing it), and the offset to go on from. Beyond the limit, one piece at a time."""
+    if os.stat(path).st_size <= begin:
+        return
+    fd = open_regular(path)
+    try:
+        while True:
+            data = bytes_at(fd, PIECE_BYTES, begin)
+            end = data.rfind(b"\n") + 1
+            is_last = len(data) < PIECE_BYTES
+            # Without the end of a line it is none of ours; a hole of a terabyte is not read through.
+            begin = begin + end if end or is_last else _after_hole(fd, begin + len(data))
+            yield data[:end].splitlines(), data[end:], begin
+            if is_last or begin > most_bytes:
+                return
+    finally:
+        os.close(fd)
 
 
 def _after_hole(fd: int, offset: int) -> int:
@@ -73,10 +73,10 @@ def _after_hole(fd: int, offset: int) -> int:
         return max(offset, os.fstat(fd).st_size) if hasattr(os, "SEEK_DATA") else offset
 
 
-def parse_events(data: bytes) -> list[RecordedEvent]:
+def parse_events(lines: Sequence[bytes]) -> list[RecordedEvent]:
     """One event per line; incomplete and unknown lines are left out."""
     events = []
-    for line in data.splitlines():
+    for line in lines:
         try:
             events.append(_event(line))
         except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
@@ -102,12 +102,12 @@ def _sound(events: list[RecordedEvent]) -> list[RecordedEvent]:
 
 def _with_sound_texts(event: RecordedEvent) -> RecordedEvent:
     texts = {name: text for name in _TEXTS if (text := getattr(event, name)) is not None}
-    unsound: dict[str, Any] = {n: printable(t[:LONGEST_TEXT]) for n, t in texts.items() if not _is_sound(t)}
+    unsound: dict[str, Any] = {
+        name: printable(text[:LONGEST_TEXT])
+        for name, text in texts.items()
+        if len(text) > LONGEST_TEXT or not text.isprintable()
+    }
     return replace(event, **unsound) if unsound else event
-
-
-def _is_sound(text: str) -> bool:
-    return len(text) <= LONGEST_TEXT and text.isprintable()
 
 
 _TEXTS: Final = tuple(f.name for f in fields(RecordedEvent) if "str" in str(f.type))

@@ -4,8 +4,6 @@ A row is a block of one step, so rows and blocks fold by the same table, and fol
 same block as folding at once.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Gives the space of a part of a file back to the disk; the file keeps its size and reads as zeros there."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import mmap

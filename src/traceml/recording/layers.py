@@ -4,24 +4,19 @@ The file of a rank has two kinds of lines: a table with the names of layers, and
 for each layer of the table before them.
 """
 
-from __future__ import annotations
-
-import os
 from collections import deque
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from traceml.errors import printable
-from traceml.files import open_regular
-from traceml.recording.reader import bytes_at
+from traceml.recording.events import new_lines
 from traceml.schema import catalog as c
 from traceml.schema.recorded import LayerSample
 
 MOST_SAMPLES: Final = 32
 """Held of a rank: the newest."""
-PIECE_BYTES: Final = 4 * 1024 * 1024
-MOST_BYTES: Final = 64 * PIECE_BYTES
+MOST_BYTES: Final = 256 * 1024 * 1024
 LONGEST_TEXT: Final = 300
 MOST_LAYERS: Final = 20_000
 
@@ -37,7 +32,7 @@ class _Table(msgspec.Struct):
     parameter_bytes: _Column
     parameter_bytes_total: _Column
     hidden: _Column
-    clock: str = "host"
+    clock: Literal["host", "device"] = "host"
     reads_saved: bool = True
 
 
@@ -68,25 +63,13 @@ class LayersTail:
     def read(self) -> list[LayerSample]:
         """All that is held, in the order of the file. A torn or foreign line is left out."""
         try:
-            if os.stat(self._path).st_size > self._offset:
-                self._pull()
+            for lines, _, end in new_lines(self._path, self._offset, MOST_BYTES):
+                self._offset = end
+                for line in lines:
+                    self._take(line)
         except OSError:
             return []
         return list(self._samples)
-
-    def _pull(self) -> None:
-        fd = open_regular(self._path)
-        try:
-            while self._offset < MOST_BYTES:
-                data = bytes_at(fd, PIECE_BYTES, self._offset)
-                end = data.rfind(b"\n") + 1
-                for line in data[:end].splitlines():
-                    self._take(line)
-                self._offset += end or (len(data) if len(data) == PIECE_BYTES else 0)
-                if len(data) < PIECE_BYTES:
-                    return
-        finally:
-            os.close(fd)
 
     def _take(self, line: bytes) -> None:
         try:
@@ -110,20 +93,16 @@ class LayersTail:
         }
         if any(len(column) != len(table.paths) for column in columns.values()):
             raise ValueError("columns of another table")
+        of_table = msgspec.structs.asdict(table)
+        del of_table["table"]
         return LayerSample(
             step=found.step,
             every=found.every,
             own_ns=found.own_ns,
-            clock="device" if table.clock == "device" else "host",
-            reads_saved=table.reads_saved,
             outside_ns=found.outside,
             outside_bytes=found.outside_bytes,
-            paths=table.paths,
-            types=table.types,
-            parameter_bytes=table.parameter_bytes,
-            parameter_bytes_total=table.parameter_bytes_total,
-            hidden=table.hidden,
             columns=columns,
+            **of_table,
         )
 
 

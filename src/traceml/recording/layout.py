@@ -9,8 +9,6 @@ prefix. The row size follows from the columns. Every row starts and ends on a mu
 sequence number lies within one page and is written in one piece.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib

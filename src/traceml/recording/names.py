@@ -1,11 +1,8 @@
 """The file names of a folder that may hold very many: a sweep leaves a few files per ended process."""
 
-from __future__ import annotations
-
 import os
 import re
 import time
-from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -53,26 +50,16 @@ class Listing:
         self.names = names
         self.there = set(names)
         self.ranks = sorted(n for n in names if n.startswith("rank-") and n.endswith(".steps"))
-
-    @cached_property
-    def nodes(self) -> list[int]:
+        self.nodes = sorted({0, *(node_of(n) for n in names if ".node" in n)})
         """The nodes with files here; node 0 always."""
-        return sorted({0, *(int(m.group(1)) for n in self.names if (m := NODE.search(n)) is not None)})
-
-    @cached_property
-    def seen(self) -> frozenset[str]:
+        self.seen = frozenset(n.removeprefix("seen-") for n in names if n.startswith("seen-"))
         """How far the command got."""
-        return frozenset(n.removeprefix("seen-") for n in self.names if n.startswith("seen-"))
+        events = sorted(n for n in names if n.endswith(".events.jsonl"))
+        self.monitor_events = [n for n in events if n.startswith("monitor")]
+        self.early_events = [n for n in events if n.startswith("early")]
+        """The files of what monitors saw, and of processes that never became a rank."""
 
-    @cached_property
-    def monitor_events(self) -> list[str]:
-        """The files of what monitors saw."""
-        return self._events_of("monitor")
 
-    @cached_property
-    def early_events(self) -> list[str]:
-        """The files of processes that never became a rank."""
-        return self._events_of("early")
-
-    def _events_of(self, source: str) -> list[str]:
-        return sorted(n for n in self.names if n.startswith(source) and n.endswith(".events.jsonl"))
+def node_of(name: str) -> int:
+    """The node that a file comes from."""
+    return int(found.group(1)) if (found := NODE.search(name)) is not None else 0

@@ -1,16 +1,12 @@
 """Every row of one recording, a piece at a time: for exports, whose memory must not grow with the run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
-from traceml.recording import layout
 from traceml.recording.fold import latest_of_each_step
-from traceml.recording.reader import RecordingReader, Rows, bytes_at, names_of
+from traceml.recording.reader import RecordingReader, Rows
 from traceml.recording.rollup import rolled_up_rows
 from traceml.recording.rows_tail import PIECE_ROWS
-from traceml.schema import catalog as c
 
 
 class RecordingPieces(RecordingReader):
@@ -20,12 +16,6 @@ class RecordingPieces(RecordingReader):
         super().__init__(path, rolled_up_rows(path))
         self.first = self.count
         """Rows before this one are rolled up."""
-
-    def user_names(self) -> list[str | None]:
-        """What `traceml.phase(...)` named, by slot."""
-        with self._opened() as fd:
-            live = bytes_at(fd, layout.LIVE_BYTES, layout.LIVE_OFFSET)
-        return names_of(live[layout.LIVE_NAMES - layout.LIVE_OFFSET :], c.USER_SLOTS)
 
     def pieces(self, last: int | None = None) -> Iterator[Rows]:
         """The rows, without superseded ones; of very many only the `last`."""

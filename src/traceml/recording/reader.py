@@ -4,8 +4,6 @@ Rows are never mapped: the monitor may free the space of old rows at any moment 
 files would need thousands of mappings.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator
@@ -49,7 +47,7 @@ class Live(NamedTuple):
     own_switches: int = 0  # timed calls of the sampled steps
 
     @classmethod
-    def parse(cls, data: bytes) -> Live:
+    def parse(cls, data: bytes) -> "Live":
         """From the bytes of the live area."""
         if len(data) < layout.LIVE_BYTES:
             return cls()
@@ -65,7 +63,9 @@ class RecordingReader:
         """Rows published up to the last look, rolled-up ones included."""
         self._rolled_up = rolled_up
         with self._opened() as fd:
-            self.header, self.dtype = parse_header(path, bytes_at(fd, layout.HEADER_SIZE, 0))
+            head = bytes_at(fd, layout.HEADER_SIZE, 0)
+        self.header, self.dtype = parse_header(path, head)
+        self.live_bytes = head[layout.LIVE_OFFSET : layout.LIVE_OFFSET + layout.LIVE_BYTES]
         self.row_size = self.dtype.itemsize
 
     @property

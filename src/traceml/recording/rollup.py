@@ -11,8 +11,6 @@ only then is the space of the rows freed. So a row is in a block or in the recor
 The training process takes no part in this.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress

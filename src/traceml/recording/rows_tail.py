@@ -1,7 +1,5 @@
 """One recording, read again and again: each row once, the newest kept, earlier ones folded into a block."""
 
-from __future__ import annotations
-
 import os
 import zlib
 from typing import Final
@@ -29,7 +27,6 @@ class RowsTail(RecordingReader):
     def __init__(self, name: str, fold: Fold | None) -> None:
         super().__init__(name)
         self.earlier: np.void | None = None
-        self.live_bytes = b""
         self._fold = fold
         self._start = 0  # index in the file of the first row held
         self._buffer: Rows

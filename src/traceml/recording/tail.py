@@ -4,8 +4,6 @@ Each look reads only what is new. How many rows are held is bounded, whatever th
 the steps before them are held as one block of exact sums (`RankRecording.earlier`).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -17,7 +15,7 @@ from traceml.recording import layout
 from traceml.recording.events import EventsTail
 from traceml.recording.fold import STEPS, Fold, latest_of_each_step
 from traceml.recording.layers import LayersTail
-from traceml.recording.names import NODE, FolderNames, Listing
+from traceml.recording.names import FolderNames, Listing, node_of
 from traceml.recording.reader import Live, Rows, UnreadableRecording, names_of
 from traceml.recording.rollup import HEAD_ROWS, rolled_up, rollup_name
 from traceml.recording.rows_tail import RowsTail
@@ -82,12 +80,12 @@ class Tail:
             self._own = [n for n in self._listed.ranks if n not in self.ended and ".node" not in n]
         return names
 
-    def local_ranks(self) -> list[RankTail]:
+    def local_ranks(self) -> "list[RankTail]":
         """This machine's own ranks, up to date, without ended ones and those that other nodes relayed."""
         self.names()
         return self._pulled(self._own)
 
-    def read_again(self, rank: RankTail) -> None:
+    def read_again(self, rank: "RankTail") -> None:
         """For a process that is found gone: what it recorded in its last moment."""
         self._pulled([rank.name])
 
@@ -116,12 +114,12 @@ class Tail:
             early_events=self._events_of(listed.early_events),
         )
 
-    def _pulled(self, names: list[str]) -> list[RankTail]:
+    def _pulled(self, names: list[str]) -> "list[RankTail]":
         there = self._listed.there
         most = max(self._most_cells // max(len(names), 1), LIVE_STEPS)
         most = min(most, self._most_rows or most)
 
-        def pull(name: str) -> RankTail:
+        def pull(name: str) -> "RankTail":
             rank = self._ranks.get(name)
             if rank is None:
                 rank = self._ranks[name] = RankTail(str(self.folder), name)
@@ -191,12 +189,17 @@ class RankTail:
         self._repeats = False  # whether a step ever has two rows
         self._checked = 0
         self._head: Rows | None = None
-        self._node = int(found.group(1)) if (found := NODE.search(name)) is not None else 0
+        self.node = node_of(name)
 
     @property
     def live(self) -> Live:
         """What the process reported about itself at the last look."""
         return Live.parse(self.steps.live_bytes)
+
+    @property
+    def user_names(self) -> list[str | None]:
+        """What `traceml.phase(...)` named, by slot."""
+        return names_of(self.steps.live_bytes[LIVE_NAMES], c.USER_SLOTS)
 
     @property
     def is_whole(self) -> bool:
@@ -219,14 +222,14 @@ class RankTail:
             header=self.header,
             rows=self._rows_of_steps(),
             device_rows=device_rows,
-            user_names=names_of(self.steps.live_bytes[LIVE_NAMES], c.USER_SLOTS),
+            user_names=self.user_names,
             live_phase=live.phase,
             lost_rows=live.state == layout.STATE_LOST,
             own_scale=self._own_scale(live),
             other_steps=max(live.other_steps, 0),
             events=self._events.read(),
             layers=self._layers.read() if self._layers_name in there else [],
-            node=self._node,
+            node=self.node,
             earlier=self.steps.earlier,
             head=self._first_rows(),
             identity=self.identity,

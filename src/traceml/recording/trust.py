@@ -1,7 +1,5 @@
 """What a recording says about itself, checked: its file may be damaged, or come from a node that lies."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import msgspec

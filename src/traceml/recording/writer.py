@@ -4,8 +4,6 @@ Disk space is reserved before it is mapped, because writing to an unreserved pag
 the process with SIGBUS. If space cannot be reserved, the writer stops and training goes on.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import sys

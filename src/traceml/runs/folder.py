@@ -23,11 +23,6 @@ MOST_STEM_BYTES: Final = 150
 """Of a script's name in the run's: file systems take 255, and the time and a number follow."""
 
 
-def default_run_name(target: str) -> str:
-    """Script or program name and the time, so that runs sort by date within a script."""
-    return f"{plain_stem(target)}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
 def plain_stem(target: str) -> str:
     """The name of a script or program, as a part of a folder's name."""
     stem = re.sub(r"[^\w.-]+", "_", Path(target).stem).strip("._-") or "run"
@@ -37,7 +32,8 @@ def plain_stem(target: str) -> str:
 def create(logs_dir: str, run_name: str | None, target: str, overwrite: bool, numbered: bool = False) -> Path:
     """Make the run folder. An explicit name that exists is an error; a default one gets a number, and with
     `numbered` any other: cells of a notebook are run again."""
-    name = run_name or default_run_name(target)
+    # With the time, so that runs sort by date within a script.
+    name = run_name or f"{plain_stem(target)}-{time.strftime('%Y%m%d-%H%M%S')}"
     logs = Path(logs_dir)
     try:
         logs = logs.absolute()  # fails in a folder that has been removed
@@ -69,13 +65,9 @@ def recorded_in(home: Path) -> Path:
 
 def _temporary_folder(place: str) -> Path:
     """Like `mkdtemp`, but with the mode that the user's umask gives."""
-    while True:
-        folder = Path(place) / f"traceml-{os.urandom(4).hex()}"
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            continue
-        return folder
+    folder = Path(place) / f"traceml-{os.urandom(4).hex()}"
+    folder.mkdir()
+    return folder
 
 
 def _answered(work: Callable[[], Path]) -> Path:

@@ -5,6 +5,7 @@ container has its own. The manifest therefore keeps when the monitor's process s
 and in which process namespace.
 """
 
+import contextlib
 import os
 import socket
 import time
@@ -23,7 +24,6 @@ except ImportError:  # Windows
 LARGEST_PID: Final = 2**31 - 1
 RECENT_S: Final = 120.0
 """A running monitor writes every few seconds; some file systems show that only after half a minute."""
-HOLD_TRIES: Final = 5
 _held: list[int] = []
 
 
@@ -34,21 +34,10 @@ def this_process() -> dict[str, Any]:
 
 def hold(run_dir: Path) -> None:
     """Lock the run folder while this process lives: other containers of this machine can see that."""
-    for _ in range(HOLD_TRIES if HAS_LOCKS else 0):
-        descriptor = None
-        try:
-            descriptor = os.open(run_dir, os.O_RDONLY)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(0.01)  # somebody is just looking (`_is_held`)
-        except OSError:
-            return  # a file system without locks
-        else:
-            _held.append(descriptor)
-            return
-        finally:
-            if descriptor is not None and descriptor not in _held:
-                os.close(descriptor)
+    if HAS_LOCKS:
+        with contextlib.suppress(OSError):  # a file system without locks
+            _held.append(os.open(run_dir, os.O_RDONLY))
+            fcntl.flock(_held[-1], fcntl.LOCK_EX)  # somebody may just be looking (`_is_held`)
 
 
 def monitor_lives(run_dir: Path, manifest: dict[str, Any]) -> bool | None:

@@ -17,7 +17,7 @@ from traceml.errors import CommandError, printable, say_once
 from traceml.runs.listing import listed, names_of_folders
 from traceml.runs.manifest import MANIFEST, SUMMARY_JSON
 from traceml.schema.summary import ListedRun
-from traceml.serve.watched import TooManyRuns, Watched, Watchers, pieces
+from traceml.serve.watched import Watched, Watchers, pieces
 
 JSON: Final = "application/json"
 STREAM: Final = "text/event-stream"
@@ -44,9 +44,7 @@ class Site:
             Route("/api/run/{name}/events", self._stream),
             Route("/api/compare", self._show_comparison),
         ]
-        handlers: dict[Any, Any] = dict.fromkeys(
-            (HTTPException, CommandError, TooManyRuns, Exception), _refused
-        )
+        handlers: dict[Any, Any] = dict.fromkeys((HTTPException, CommandError, Exception), _refused)
         app = Starlette(routes=routes, exception_handlers=handlers)
         app.router.redirect_slashes = False  # a redirect would leave out the token
         return app
@@ -131,7 +129,5 @@ async def _refused(_: Request, problem: Exception) -> Response:
         return _error(problem.status_code, problem.detail)
     if isinstance(problem, CommandError):
         return _error(409, str(problem))
-    if isinstance(problem, TooManyRuns):
-        return _error(503, "too many runs are open; close some pages")
     say_once(f"the dashboard failed to answer ({type(problem).__name__}: {problem})")
     return _error(500, "this failed; the terminal of the server says why")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from starlette.exceptions import HTTPException
 
 from traceml.errors import CommandError, failsafe
 from traceml.monitor.live import LiveRun
@@ -25,10 +26,6 @@ PIECE: Final = 64 * 1024
 """So much is written at a time; a client that does not read makes us hold about twice that."""
 BEAT: Final = b": still here\n\n"
 END: Final = b"event: end\ndata: {}\n\n"
-
-
-class TooManyRuns(Exception):
-    """More runs are watched at once than we have room for."""
 
 
 def message_of(live: Live) -> bytes:
@@ -142,7 +139,7 @@ class Watchers:
         asyncio.get_running_loop().call_later(2 * FORGET_S, self._forget)
         if folder not in self._open:
             if len(self._open) >= MOST_RUNS:
-                raise TooManyRuns
+                raise HTTPException(503, "too many runs are open; close some pages")
             self._open[folder] = Watched(folder, self._closing)
         return self._open[folder]
 

@@ -4,8 +4,6 @@ A worker takes the dataset's work off the training thread. It costs a hand-over 
 epoch, and a core if the dataset computes. So workers are advised only if a step would be shorter with them.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Final

@@ -1,7 +1,5 @@
 """Lack of CPU cores stretches every phase, so it comes first in what to do; idle cores come in, too."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from statistics import median
 from typing import Final

@@ -1,7 +1,5 @@
 """What a diagnosis is: a small function that measures, and a row with its thresholds and sentences."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar

@@ -1,7 +1,5 @@
 """Step-time diagnoses of single events: steps that stalled, and work that no step came of."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Final
 

@@ -1,7 +1,5 @@
 """System and process diagnoses: pressure around the training. Context, rarely a cause."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from statistics import median_low
 from typing import Final

@@ -1,7 +1,5 @@
 """Step-time diagnoses of the typical rank: where the time of a step goes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Final
 

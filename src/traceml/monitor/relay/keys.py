@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import os
 import secrets
-import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ import zmq
 from zmq.utils import z85
 
 from traceml.errors import TraceMLError
+from traceml.files import READ_FLAGS, open_regular
 from traceml.settings import KEY_VARIABLE
 
 KEY_FILE: Final = "relay.key"
@@ -89,15 +89,12 @@ def find_key(run_dir: Path, environment: Mapping[str, str]) -> RunKey | None:
 
 def _read(path: Path) -> RunKey:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = open_regular(path, READ_FLAGS | os.O_NOFOLLOW)
     except FileNotFoundError:
         raise
     except OSError as problem:
         raise KeyProblem(f"{path}: cannot be read ({problem.strerror})") from problem
     with os.fdopen(fd, "rb") as file:
-        mode = os.fstat(fd).st_mode
-        if not stat.S_ISREG(mode):
-            raise KeyProblem(f"{path}: not a regular file")
-        if stat.S_IMODE(mode) & 0o077:
+        if os.fstat(fd).st_mode & 0o077:
             raise KeyProblem(f"{path}: others may read it; set its mode to 0600 or use {KEY_VARIABLE}")
         return RunKey(file.read(_MOST_BYTES + 1).strip())

@@ -1,7 +1,5 @@
 """Every listed rank in one table, sorted by any column, and everything that is known about one of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +22,7 @@ class Sorting:
     column: int = 0
     descending: bool = False
 
-    def next(self, columns: int) -> Sorting:
+    def next(self, columns: int) -> "Sorting":
         """The next column, the largest first."""
         column = self.column + 1 if self.column + 1 < columns else 0
         return Sorting(column, descending=column > 0)

@@ -20,8 +20,11 @@ FACTS = RunFacts("demo", status="completed", exit_code=0)
 Phases = dict[str, Any]
 
 
-def coupled(own: list[Phases], comm_ms: Any = 1.0, count: int = COUNT) -> Summary:
-    """Ranks that exchange at the end of backward: early ranks wait for the last one, in sync."""
+def coupled(
+    own: list[Phases], comm_ms: Any = 1.0, count: int = COUNT, exchanges: int | None = None
+) -> Summary:
+    """Ranks that exchange at the end of backward: early ranks wait for the last one, in sync. `exchanges` of
+    the script's own are timed calls besides the five of any step."""
     spent = [np.sum([made.series(v, count) for v in phases.values()], axis=0) for phases in own]
     pace = np.max(spent, axis=0)
     ranks = [
@@ -32,6 +35,8 @@ def coupled(own: list[Phases], comm_ms: Any = 1.0, count: int = COUNT) -> Summar
         )
         for number, (phases, mine) in enumerate(zip(own, spent, strict=True))
     ]
+    for one in ranks if exchanges is not None else ():
+        one.rows["switches"] = 5 + exchanges
     return summarize(RunRecording(ranks=ranks), FACTS)
 
 
@@ -244,6 +249,22 @@ def test_sync_that_even_the_last_rank_pays_is_communication() -> None:
     assert primary.score == pytest.approx(_share(primary))
     straggling = coupled(usual(4, forward=only(1, 30.0))).step_time.issues
     assert "COMM_BOUND" not in {f.kind for f in straggling}
+
+
+def test_gain_of_fewer_exchanges_includes_what_prepares_them() -> None:
+    """One exchange by hand: what is done for it after the backward pass would be saved, too."""
+    own = [{**phases, "wait_backward": 8.0} for phases in usual(2)]
+    primary = coupled(own, comm_ms=40.0, exchanges=1).primary_diagnosis
+    assert primary.status == "COMM-BOUND"
+    rest = sum(USUAL.values())
+    assert primary.potential_speedup == pytest.approx((rest + 48) / rest, rel=0.05)
+
+
+def test_many_small_exchanges_promise_no_gain() -> None:
+    """Starting an exchange takes time in whatever phase it is in, so sync alone is no upper bound."""
+    primary = coupled(usual(2), comm_ms=40.0, exchanges=80).primary_diagnosis
+    assert (primary.status, primary.potential_speedup) == ("COMM-BOUND", None)
+    assert "up to 80" in primary.action
 
 
 def test_rare_slow_exchanges_are_jitter_not_a_bound() -> None:

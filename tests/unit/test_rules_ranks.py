@@ -20,9 +20,7 @@ FACTS = RunFacts("demo", status="completed", exit_code=0)
 Phases = dict[str, Any]
 
 
-def coupled(
-    own: list[Phases], comm_ms: Any = 1.0, count: int = COUNT, exchanges: int | None = None
-) -> Summary:
+def coupled(own: list[Phases], comm_ms: Any = 1.0, count: int = COUNT, exchanges: int = 0) -> Summary:
     """Ranks that exchange at the end of backward: early ranks wait for the last one, in sync. `exchanges` of
     the script's own are timed calls besides the five of any step."""
     spent = [np.sum([made.series(v, count) for v in phases.values()], axis=0) for phases in own]
@@ -35,7 +33,7 @@ def coupled(
         )
         for number, (phases, mine) in enumerate(zip(own, spent, strict=True))
     ]
-    for one in ranks if exchanges is not None else ():
+    for one in ranks:
         one.rows["switches"] = 5 + exchanges
     return summarize(RunRecording(ranks=ranks), FACTS)
 

@@ -380,6 +380,34 @@ def test_slowdown_reports_since_when_how_much_and_where(phase: str) -> None:
     assert "Since step 131, steps take 150.0 ms instead of 100.0 ms (+50.0 %)" in found.summary
 
 
+@pytest.mark.parametrize(
+    ("phase", "grows"),
+    [
+        ("backward", "reaches back into earlier steps"),
+        ("wait", "a list that is searched"),
+        ("input", "what the dataset keeps"),
+        ("forward", "a list, a cache, a graph"),
+    ],
+)
+def test_steady_growth_is_a_slowdown_that_began_at_no_single_step(phase: str, grows: str) -> None:
+    """Each step takes a little longer than the last: from what to what, since when, and what suggests itself;
+    what it cost is the growth, and its own steps are no jitter."""
+    usual: dict[str, Any] = {"forward": 10.0, "backward": 6.0, "input": 3.0, "wait": 1.0}
+    usual[phase] = usual[phase] + np.linspace(0.0, 60.0, 200)
+    found = diagnose_time(window(200, **usual, first_step=11))
+    assert "JITTER" not in {f.kind for f in found}
+    slower = next(f for f in found if f.kind == "SLOWDOWN")
+    assert (slower.phase, slower.severity) == (phase, CRIT)
+    assert "Steps grew steadily from 2" in slower.summary
+    assert made.number(slower, "before_ms") == pytest.approx(20, rel=0.1)
+    assert grows in slower.action
+    assert "changed at step" not in slower.action
+    assert made.number(slower, "since_step") <= 11 + 10
+    assert made.number(slower, "until_step") >= 190
+    assert made.number(slower, "after_ms") == pytest.approx(80, rel=0.05)
+    assert made.number(slower, "cost_ms") == pytest.approx(30, rel=0.1)
+
+
 def test_small_slowdown_is_a_warning_and_a_tiny_one_is_ignored() -> None:
     """15 % to 30 % more is a warning; less is nothing."""
     late = np.arange(200) >= 100

@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceml.analyze import window as w
-from traceml.analyze.patterns import Shift, dominant_slow_steps, find_period, find_stretch, slow_steps
+from traceml.analyze.patterns import (
+    Ramp,
+    Shift,
+    dominant_slow_steps,
+    find_period,
+    find_stretch,
+    slow_steps,
+)
 from traceml.analyze.rules.rule import CRIT_SHARE, EXPLAINED_SHARE, WARN_SHARE, Measured, Rule, Thresholds
 from traceml.analyze.views import FIXED_SHARE, MOST_NAMED, TimeView
 from traceml.schema import catalog as c
@@ -57,14 +64,17 @@ def named(ranks: tuple[int, ...]) -> str:
 
 
 def slowdown(view: TimeView) -> Measured | None:
-    """Step time rose at some step and never came back down, by more than the steps do more work."""
+    """Step time rose at some step, or little by little, and never came back down, by more than the steps do
+    more work."""
     shift, window = view.shift, view.window
     if shift is None:
         return None
     what, times = _more_work(view, shift)
-    before_ms, after_ms = times * shift.before / 1e6, shift.after / 1e6
     after = np.arange(window.count) >= shift.at
-    cause = _find_cause(view, after, ~after, np.median, after_ms - shift.before / 1e6)
+    cause = _find_cause(view, after, ~after, np.median, (shift.after - shift.before) / 1e6)
+    if shift.ramp is not None and times == 1:
+        return _grown(view, shift.ramp, float(shift.levels(window.count).mean()), cause)
+    before_ms, after_ms = times * shift.before / 1e6, shift.after / 1e6
     cost_ms = (after_ms - before_ms) * (1 - shift.at / window.count)
     rise, step = after_ms / before_ms - 1, int(window.steps[shift.at])
     work = f", for {times:.1f} times as many {what}" if times > 1 else ""
@@ -77,6 +87,44 @@ def slowdown(view: TimeView) -> Measured | None:
         evidence={"since_step": step, "before_ms": before_ms, "after_ms": after_ms, "where": cause.name},
         cost_ms=cost_ms,
     )
+
+
+def _grown(view: TimeView, ramp: Ramp, mean_ns: float, cause: Cause) -> Measured:
+    """Step time that rose little by little."""
+    window, rise = view.window, ramp.end / ramp.start - 1
+    cost_ms = (mean_ns - ramp.start) / 1e6
+    first, last = (int(window.steps[at]) for at in (ramp.first, min(ramp.last, window.count - 1)))
+    return Measured(
+        level=rise - window.cpu_delay_share,
+        score=cost_ms / max(view.step_ms, 1e-9),
+        words={"rise": fmt.share(rise), "what": _WHAT_GROWS.get(cause.phase, _GROWS), **cause.words},
+        phase=cause.phase,
+        ranks=cause.ranks,
+        evidence={
+            "since_step": first,
+            "until_step": last,
+            "before_ms": ramp.start / 1e6,
+            "after_ms": ramp.end / 1e6,
+            "where": cause.name,
+        },
+        cost_ms=cost_ms,
+        summary="Steps grew steadily from {before_ms} (step {since_step}) to {after_ms} (step {until_step}), "
+        "+{rise}; {where}.",
+        action="Find out what grows with each step: {what}.",
+    )
+
+
+_GROWS: Final = (
+    "a list, a cache, a graph kept by a loss or a hidden state without detach(), or a log that is written "
+    "again each time"
+)
+_WHAT_GROWS: Final[dict[str | None, str]] = {
+    w.BACKWARD: "a graph that reaches back into earlier steps, because a loss or a hidden state is kept "
+    "without detach(), or retain_graph=True",
+    w.INPUT: "the data that a batch is made from, or what the dataset keeps and searches",
+    w.OPTIMIZER: "the parameters or the state of the optimizer",
+    w.WAIT: "a list that is searched, summed or plotted, or a log that is written again each time",
+}
 
 
 def more_work(view: TimeView) -> Measured | None:

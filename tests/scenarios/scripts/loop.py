@@ -39,6 +39,7 @@ parser.add_argument("--jitter-every", type=int, default=0)
 parser.add_argument("--jitter-ms", type=float, default=0.0)
 parser.add_argument("--slow-from", type=int, default=0, help="from this step on, a slower forward")
 parser.add_argument("--slow-ms", type=float, default=0.0)
+parser.add_argument("--grow-ms", type=float, default=0.0, help="forward takes so much longer with each step")
 parser.add_argument("--gc-objects", type=int, default=0)
 parser.add_argument("--leak-kb", type=int, default=0)
 parser.add_argument("--accumulate", type=int, default=1)
@@ -96,6 +97,7 @@ class Model(nn.Module):
         if not args.compile:
             nap(args.forward_sleep, "forward")
             nap(args.slow_ms if step >= args.slow_from else 0, "slow")
+            nap(args.grow_ms * step, "grow")
         x = self.body(x)
         return SlowBackward.apply(x) if args.backward_sleep else x
 

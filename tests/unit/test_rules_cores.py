@@ -20,7 +20,7 @@ BUSY: dict[str, dict[str, Any]] = {
     "INPUT_BOUND": {"input": 60.0, "forward": 30.0, "backward": 10.0},
     "WAIT_HEAVY": {"wait": 60.0, "forward": 30.0, "backward": 10.0},
     "COMPUTE_BOUND": {"forward": 90.0, "backward": 10.0},
-    "BALANCED": {"forward": 70.0, "backward": 14.0, "input": 8.0, "wait": 8.0},
+    "BALANCED": {"forward": 44.0, "backward": 40.0, "input": 8.0, "wait": 8.0},
 }
 
 

@@ -137,6 +137,13 @@ def test_step_full_of_model_work_is_compute_bound() -> None:
     assert "backward is the largest part (55.0 ms)" in found.summary
 
 
+def test_phase_that_takes_most_of_the_step_is_never_balanced() -> None:
+    """The optimizer takes 60 %, all model work 88 %: COMPUTE-BOUND, with advice about the optimizer."""
+    found = first(window(forward=14, backward=14, optimizer=60, input=7, wait=5))
+    assert (found.kind, found.phase) == ("COMPUTE_BOUND", "optimizer")
+    assert "fused=True" in found.action
+
+
 def test_less_than_ninety_percent_of_model_work_is_balanced() -> None:
     """Nothing else above 10 %, model work below 90 %: only BALANCED."""
     assert kinds(window(forward=40, backward=40, optimizer=9, input=6, wait=5)) == ["BALANCED"]
@@ -355,6 +362,24 @@ def test_rare_stall_is_jitter_with_any_number_of_workers(workers: int) -> None:
     """One long wait in forty steps: most groups of batches have none, however many workers there are."""
     stalls = window(200, **COMPUTE, input=every(40, 700.0, 200, otherwise=0.5), workers=workers)
     assert first(stalls).kind == "JITTER"
+
+
+@pytest.mark.parametrize("period", [5, 10, 15])
+@pytest.mark.parametrize("seed", range(5))
+def test_regular_slow_steps_are_found_though_a_busy_machine_slows_many_others(period: int, seed: int) -> None:
+    """A third of all steps take twice as long because of other work; every few steps one waits for 200 ms."""
+    random = np.random.default_rng(seed)
+    slowed = np.where(random.random(120) < 0.35, random.uniform(1.6, 2.5, 120), 1.0)
+    busy = window(120, forward=20.0 * slowed, wait=every(period, 200.0, 120, offset=3), cpu_delay_share=0.25)
+    found = first(busy)
+    assert (found.kind, found.phase, found.evidence["period"]) == ("JITTER", "wait", period)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_steps_that_a_busy_machine_slows_are_no_jitter(seed: int) -> None:
+    """Many slow steps of all sizes: none of them stands out."""
+    noise = 1 + np.random.default_rng(seed).exponential(0.5, 200)
+    assert "JITTER" not in kinds(window(200, forward=20.0 * noise, backward=5.0 * noise, cpu_delay_share=0.3))
 
 
 def test_ordinary_noise_is_not_jitter() -> None:

@@ -13,6 +13,7 @@ from traceml.analyze.window import RARE_SHARE, Floats
 
 SLOW_FACTOR: Final = 1.5
 FEWEST_SLOW: Final = 3
+FAR_FACTOR: Final = 2.0
 STALL_FACTOR: Final = 3.0
 STALL_LEAST_NS: Final = 50e6
 """A stall takes at least so many times the median step, and so much longer: any machine has hiccups."""
@@ -150,9 +151,21 @@ def _best_split(blocks: Floats, side: int) -> int:
 
 
 def slow_steps(values: Floats) -> NDArray[np.int64]:
-    """Indices of steps that took 1.5 times the median step; none if they are too few or no minority."""
+    """Indices of steps that took 1.5 times the median step; none if they are too few or no minority. If many
+    steps are that slow, as on a busy machine, those that are slower by far."""
     slow = np.flatnonzero(values > SLOW_FACTOR * np.median(values)) if len(values) else np.zeros(0, np.int64)
+    if len(slow) > RARE_SHARE * len(values):
+        slow = _far_slower(values, slow)
     return slow if FEWEST_SLOW <= len(slow) <= RARE_SHARE * len(values) else slow[:0]
+
+
+def _far_slower(values: Floats, slow: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The slow steps of the dominant size, if hardly any other step comes near them."""
+    excess = values - np.median(values)
+    found = dominant_slow_steps(slow, excess[slow])
+    others = np.delete(excess, found)
+    is_apart = len(others) and excess[found].min() >= FAR_FACTOR * np.percentile(others, 95)
+    return found if is_apart else found[:0]
 
 
 def dominant_slow_steps(slow: NDArray[np.int64], excess: Floats) -> NDArray[np.int64]:

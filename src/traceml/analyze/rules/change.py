@@ -18,7 +18,15 @@ from traceml.analyze.patterns import (
     find_stretch,
     slow_steps,
 )
-from traceml.analyze.rules.rule import CRIT_SHARE, EXPLAINED_SHARE, WARN_SHARE, Measured, Rule, Thresholds
+from traceml.analyze.rules.rule import (
+    CRIT_SHARE,
+    EXPLAINED_SHARE,
+    WARN_SHARE,
+    Measured,
+    Rule,
+    Thresholds,
+    beyond_delay,
+)
 from traceml.analyze.views import FIXED_SHARE, MOST_NAMED, TimeView
 from traceml.schema import catalog as c
 from traceml.schema import fmt
@@ -173,7 +181,7 @@ def jitter(view: TimeView) -> Measured | None:
     words["where"] += _more_batches(view.window, slow, others)
     level = share
     if period is None:  # a busy machine also makes slow steps, but not at regular intervals
-        level -= view.window.cpu_delay_share
+        level = beyond_delay(share, view.window.cpu_delay_share)
         level = level if cause.name else min(level, MOST_WITHOUT_CAUSE)
     when = f"every {period} steps" if period else _which(numbers[slow], len(steps))
     return Measured(

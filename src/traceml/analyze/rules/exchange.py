@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from traceml.analyze import window as w
-from traceml.analyze.rules.rule import WARN_SHARE, Measured, Rule, judged_share
+from traceml.analyze.rules.rule import WARN_SHARE, Measured, Rule, beyond_delay, judged_share
 from traceml.analyze.views import CALLS_OF_ANY_STEP, RankView
 from traceml.schema import catalog as c
 from traceml.schema import fmt
@@ -38,7 +38,9 @@ def comm_bound(view: RankView) -> Measured | None:
     saves_ms, most = _most_saved_ms(window), most_exchanges(window)
     evidence: dict[str, EvidenceValue] = {"sync_ms": cost_ms, "step_ms": step_ms, "saves_ms": saves_ms}
     return Measured(
-        level=judged_share(share, typical) - window.cpu_delay_share,  # a lack of cores, not of bandwidth
+        level=beyond_delay(
+            judged_share(share, typical), window.cpu_delay_share
+        ),  # a lack of cores, not of bandwidth
         score=share,
         words={"most": fmt.count(most)},
         phase=w.SYNC,

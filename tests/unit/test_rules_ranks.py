@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,13 @@ FACTS = RunFacts("demo", status="completed", exit_code=0)
 Phases = dict[str, Any]
 
 
-def coupled(own: list[Phases], comm_ms: Any = 1.0, count: int = COUNT, exchanges: int = 0) -> Summary:
+def coupled(
+    own: list[Phases],
+    comm_ms: Any = 1.0,
+    count: int = COUNT,
+    exchanges: int = 0,
+    samples: Sequence[int] = (),
+) -> Summary:
     """Ranks that exchange at the end of backward: early ranks wait for the last one, in sync. `exchanges` of
     the script's own are timed calls besides the five of any step."""
     spent = [np.sum([made.series(v, count) for v in phases.values()], axis=0) for phases in own]
@@ -35,6 +42,7 @@ def coupled(own: list[Phases], comm_ms: Any = 1.0, count: int = COUNT, exchanges
     ]
     for one in ranks:
         one.rows["switches"] = 5 + exchanges
+        one.rows["samples"] = samples[one.rank] if samples else 0
     return summarize(RunRecording(ranks=ranks), FACTS)
 
 
@@ -218,6 +226,25 @@ def test_rank_slow_in_input_and_compute_is_a_generic_straggler() -> None:
     assert (primary.status, primary.ranks) == ("STRAGGLER", [2])
     primary = coupled(usual(4, input=in_turn(4, 20.0), forward=in_turn(4, 20.0))).primary_diagnosis
     assert (primary.status, primary.ranks) == ("STRAGGLER", [])
+
+
+@pytest.mark.parametrize(("samples", "is_uneven"), [(32, True), (16, False), (17, False)])
+def test_rank_with_more_data_is_told_so(samples: int, is_uneven: bool) -> None:
+    """Twice the samples take twice as long: the sentence has both amounts. A few more explain nothing."""
+    own = usual(2, forward=only(1, 20.0), backward=only(1, 15.0))
+    found = coupled(own, samples=[16, samples]).primary_diagnosis
+    assert (found.status, found.ranks) == ("COMPUTE STRAGGLER", [1])
+    assert (f"It has {samples} samples per step, the median rank 16." in found.summary) is is_uneven
+    assert found.action.startswith("Give every rank the same amount of data") is is_uneven
+
+
+def test_slow_steps_of_one_rank_say_where_in_the_step_it_waits() -> None:
+    """Every fifth step r1 waits before its forward pass, and r0 waits for it."""
+    own = usual(2)
+    own[1]["wait_input"] = made.every(5, 200.0, COUNT, offset=2)
+    found = next(f for f in coupled(own).step_time.issues if f.kind == "JITTER")
+    assert (found.ranks, found.phase) == ([1], "wait")
+    assert "on r1, between fetching the batch and the forward pass" in found.summary
 
 
 def test_ranks_that_wait_are_not_blamed() -> None:

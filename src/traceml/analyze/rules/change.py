@@ -232,11 +232,7 @@ def _find_cause(
     more = {k: float(level(v[slow]) - np.median(v[others])) / 1e6 for k, v in typical.items()}
     cause = explaining(more, extra_ms)
     if cause.name == w.WAIT:
-        places = [
-            float(part[:, slow].mean() - part[:, others].mean())
-            for part in np.moveaxis(window.wait_places, 2, 0)
-        ]
-        return replace(cause, place=c.WAIT_PLACES[int(np.argmax(places))].where)
+        return replace(cause, place=_place(window.wait_places[:, slow].mean(axis=(0, 1)), window, others))
     if cause.name not in ("", w.SYNC) or len(window.ranks) < 2:
         return cause
     # The typical rank only waits: what it waits for is on the last rank of the step, or of the one before if
@@ -252,7 +248,16 @@ def _find_cause(
     at, times = np.unique(last, return_counts=True)
     fixed = times.max() >= FIXED_SHARE * len(last)
     late_cause = explaining(late, extra_ms, (window.ranks[int(at[times.argmax()])],) if fixed else ())
+    if late_cause.name == w.WAIT:
+        mine = window.wait_places[last, steps].mean(axis=0)
+        return replace(late_cause, place=_place(mine, window, others))
     return late_cause if late_cause.name else cause
+
+
+def _place(slow: w.Floats, window: w.Window, others: Any) -> str:
+    """Where in the step slow steps, with this much at each place, wait longer than the others."""
+    more = slow - window.wait_places[:, others].mean(axis=(0, 1))
+    return c.WAIT_PLACES[int(np.argmax(more))].where
 
 
 def explaining(more_ms: dict[str, float], extra_ms: float, ranks: tuple[int, ...] = ()) -> Cause:

@@ -33,10 +33,11 @@ def _straggler(view: RankView, series: RankSeries, phase: str, what: str) -> Mea
     share = found.ns / view.typical_step_ns
     often = "nearly every step" if found.share >= NEARLY_EVERY else f"{fmt.share(found.share)} of the steps"
     effect = "the others wait for it" if view.coupled else "the ranks do not wait for each other"
+    uneven = _uneven_work(view, found)
     return Measured(
         level=share,
         score=share,
-        words={"rank": view.name(found.at), "what": what, "often": often, "effect": effect},
+        words={"rank": view.name(found.at), "what": what, "often": often, "effect": effect, "uneven": uneven},
         phase=phase,
         ranks=(view.window.ranks[found.at],),
         evidence={
@@ -47,9 +48,25 @@ def _straggler(view: RankView, series: RankSeries, phase: str, what: str) -> Mea
             "coupled": view.coupled,
             "rotates": False,
             "slowest_step_ms": view.slowest_step_ms,
+            "uneven_work": bool(uneven),
         },
         cost_ms=view.saving_ms(found.at),
+        summary=f"{_ONE_LATE} {{uneven}}" if uneven else None,
+        action=_SAME_WORK if uneven else None,
     )
+
+
+def _uneven_work(view: RankView, found: Excess) -> str:
+    """That the late rank has more samples or tokens than the others, if that explains most of its excess."""
+    for name, amounts in (("samples", view.window.samples), ("tokens", view.window.tokens)):
+        if not amounts.size or np.isnan(amounts).any():
+            continue
+        each = np.median(amounts, axis=1)
+        mine, theirs = float(each[found.at]), w.median_low(np.delete(each, found.at))
+        longer = found.rank_ns / max(found.others_ns, 1.0)
+        if theirs > 0 and mine / theirs - 1 >= max(WARN_SHARE, 0.5 * (longer - 1)):
+            return f"It has {fmt.count(mine)} {name} per step, the median rank {fmt.count(theirs)}."
+    return ""
 
 
 def _is_waited_for(view: RankView, found: Excess, phase: str) -> bool:
@@ -93,6 +110,9 @@ def _several_late(
 _ONE_LATE: Final = (
     "{rank} spends {rank_ms} on {what}, the median rank {median_ms}: {excess_ms} more ({share} of a step), "
     "in {often}; {effect}."
+)
+_SAME_WORK: Final = (
+    "Give every rank the same amount of data: compare the sampler, shards and batch size of {rank}."
 )
 _ALWAYS_LATE: Final = (
     "{rank} are slow in nearly every step: {excess_ms} behind the others, which wait for them "

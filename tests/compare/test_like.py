@@ -34,6 +34,44 @@ def test_differences_that_matter_are_listed(change: dict[str, object], what: str
     assert not compared(a, summary(seed=1, environment=known)).differences
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"environment": {"model_parameters": 1_000}}, "model parameters (5,000 -> 1,000)"),
+        ({"environment": {"device_name": "H200"}}, "device model (A100 -> H200)"),
+        ({"environment": {"cpu_count": 64}}, "cores (8 -> 64)"),
+        ({"world": 2}, "world size (1 -> 2)"),
+        ({"environment": {"batch_size": 64}, "batch": 64}, "batch size (32 -> 64)"),
+        ({"batch": 16}, "samples per step (32 -> 16)"),
+    ],
+)
+@pytest.mark.parametrize("step_ms", [10.0, 100.0, 400.0])
+def test_verdict_on_unlike_runs_says_so_and_does_not_advise_to_keep_b(
+    change: dict[str, object], said: str, step_ms: float
+) -> None:
+    """Another model, batch, machine or world size may be the whole reason, whichever way the change goes."""
+    known = {"device_name": "A100", "model_parameters": 5_000, "cpu_count": 8, "batch_size": 32}
+    own = change.get("environment", {})
+    assert isinstance(own, dict)
+    rest = {key: value for key, value in change.items() if key != "environment"}
+    b = summary(step_ms, seed=1, environment={**known, **own}, **rest)  # type: ignore[arg-type]
+    found = compared(summary(environment=known), b)
+    assert said in found.why
+    assert found.next.startswith(f"Compare runs with the same {said.partition(' (')[0]} before you decide.")
+    assert "Keep B" not in found.next
+    assert "Nothing to do" not in found.next
+
+
+@pytest.mark.parametrize("setting", [{"torch": "2.14"}, {"torch_threads": 8}])
+def test_setting_that_one_changes_to_be_faster_is_kept(setting: dict[str, object]) -> None:
+    """More threads or a newer torch are listed, but they are what was tried: B is kept."""
+    before = {"torch": "2.13", "torch_threads": 4}
+    a, b = summary(environment=before), summary(50, seed=1, environment={**before, **setting})
+    found = compared(a, b)
+    assert found.differences
+    assert (found.verdict, found.next) == (IMPROVEMENT, "Keep B.")
+
+
 def test_warmup_is_context_and_unknown_is_no_difference() -> None:
     """A different warm-up is listed as context. A fact that only one side knows is not a difference."""
     a, b = summary(), summary(seed=1, environment={"device_name": "A100"})

@@ -196,6 +196,14 @@ SCENARIOS = (
         evidence={"since_step": (61, 0.03)},
     ),
     Scenario(
+        "steady growth",
+        ("--forward-sleep", "15", "--grow-ms", "0.5", "--steps", "100"),
+        "SLOWDOWN",
+        phase="forward",
+        steps=100,
+        says="Steps grew steadily",
+    ),
+    Scenario(
         "GC storm",
         ("--gc-objects", "300000", "--steps", "40"),
         "WAIT-HEAVY",

@@ -152,7 +152,7 @@ ADVICE = (
         "exchange less",
         ("--base", "30"),
         ("--all-reduce", "1", "--all-reduce-mb", "32"),
-        "Exchange less",
+        "exchange less",
         script="ddp.py",
         ranks=2,
     ),

@@ -149,11 +149,15 @@ def test_waiting_for_the_validation_of_one_rank_is_said(tmp_path: Path, preloade
 
 
 def test_explicit_all_reduce_is_communication(tmp_path: Path, preloaded: PreloadedTraceml) -> None:
-    """Many explicit all-reduces per step: they are sync on every rank, and the run is COMM-BOUND."""
+    """Many explicit all-reduces per step: they are sync on every rank, and the run is COMM-BOUND. No gain is
+    promised: the time to start them is in other phases."""
     summary, done = run(tmp_path, 2, "--all-reduce", "30", "--base", "5", command=preloaded)
     sync = summary["step_time"]["metrics"]["sync_ms"]["median"]["value"]
     assert sync > 0.3 * summary["step_time"]["metrics"]["step_ms"]["median"]["value"], done.stderr
-    assert "COMM_BOUND" in [f["kind"] for f in summary["step_time"]["issues"]], done.stderr
+    found = {f["kind"]: f for f in summary["step_time"]["issues"]}
+    assert "COMM_BOUND" in found, done.stderr
+    assert found["COMM_BOUND"]["evidence"]["saves_ms"] is None
+    assert "Combine exchanges" in found["COMM_BOUND"]["action"]
 
 
 def test_rank_with_more_memory_is_named(tmp_path: Path, preloaded: PreloadedTraceml) -> None:

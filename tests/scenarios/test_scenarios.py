@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.scenarios.preloaded import PreloadedTraceml
-from tests.scenarios.scenario import SCENARIOS, SCRIPTS, Scenario, really, run
+from tests.scenarios.scenario import SCENARIOS, SCRIPTS, Scenario, really, run, traceml
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timed]
 
@@ -32,6 +32,18 @@ def test_episodes_that_grow_are_not_a_slowdown(tmp_path: Path, preloaded: Preloa
     said = {f["kind"]: f["summary"] for f in summary["step_time"]["issues"]}
     assert "SLOWDOWN" not in said, done.stderr
     assert "times as many model calls" in said["MORE_WORK"]
+
+
+def test_leak_in_loader_workers_is_named(tmp_path: Path) -> None:
+    """The dataset keeps 1 MB of each batch, in the worker processes: their growth per step is reported. The
+    training process does not grow."""
+    words = ("--forward-sleep", "25", "--workers", "2", "--batch-leak-kb", "1000", "--steps", "200")
+    script = str(SCRIPTS / "loop.py")
+    done = traceml("run", script, "--run-name", "run", "--interval", "0.1", "--args", *words, cwd=tmp_path)
+    summary = json.loads((tmp_path / "logs" / "run" / "final_summary.json").read_text())
+    found = summary["step_memory"]["diagnosis"]
+    assert (found["status"], found["ranks"]) == ("WORKER MEMORY CREEP", [0]), done.stderr
+    assert found["evidence"]["bytes_per_step"] == pytest.approx(1e6, rel=0.2)
 
 
 def problems(scenario: Scenario, summary: dict[str, Any], folder: Path) -> list[str]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,7 @@ def of_resources() -> Iterator[Finding]:
     for values, capacity in ((flat, 1.02e9), (ramp, 1e12), (slow_ramp, 1e12), (apart, 1e12)):
         view = MemoryView((0, 1), steps, "rss", {"rss_bytes": values}, np.full(2, capacity))
         yield from diagnose_memory(view)
+    yield from diagnose_memory(replace(view, workers={0: np.linspace(1e9, 1.2e9, 40)}))
     percents = "cpu_throttled_percent gpu_mem_percent gpu_power_percent gpu_util_spread_percent ram_percent"
     high: dict[str, float | None] = dict.fromkeys(percents.split(), 99.0)
     high |= {"gpu_temp_c": 95.0, "cpu_percent": 99.0}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import subprocess
 import sys
 import threading
@@ -10,7 +12,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from traceml.monitor.gauges import Cores, Usage, descendants
+from traceml.monitor.gauges import Cores, Usage, _Process, descendants
 
 
 def times(**seconds: float) -> SimpleNamespace:
@@ -91,3 +93,31 @@ def test_children_of_every_thread_and_their_children_are_found() -> None:
         asked.set()
         thread.join()
         started[0].communicate(b"\n")
+
+
+HOLDER = """
+import sys
+held = [bytearray(int(sys.argv[1]))]
+print(flush=True)
+input()
+"""
+
+
+def test_memory_of_children_is_that_which_they_fill() -> None:
+    """100 MB more in a child are 100 MB more; without children nothing was measured."""
+
+    def held(own_bytes: int) -> float:
+        command = [sys.executable, "-c", HOLDER, str(own_bytes)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            process = _Process(os.getpid(), threading.get_native_id())
+            process.usage()
+            found = process.workers_bytes()
+            child.communicate(b"\n")
+        return found
+
+    assert held(100_000_000) - held(0) == pytest.approx(100e6, rel=0.05)
+    alone = _Process(os.getpid(), threading.get_native_id())
+    alone.usage()
+    assert math.isnan(alone.workers_bytes())

@@ -35,6 +35,51 @@ def test_shift_in_a_long_run_is_found_to_within_a_block() -> None:
     assert abs(shift.at - 12_000) <= 100
 
 
+def ramps(start: float, end: float, count: int, noise: float, seed: int = 0) -> np.ndarray:
+    """From one level to another, a little with each step, after a flat first half if `start` is negative."""
+    random = np.random.default_rng(seed)
+    begin = count // 2 if start < 0 else 0
+    level = np.interp(np.arange(count), [begin, count - 1], [abs(start), end])
+    return level * (1 + noise * random.standard_normal(count))
+
+
+@pytest.mark.parametrize("count", [60, 200, 1_000, 20_000])
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("start", [20.0, -20.0], ids=["from the start", "from the middle"])
+def test_rise_little_by_little_is_a_ramp(count: int, seed: int, start: float) -> None:
+    """A ramp is told from a sudden rise, with where it begins and ends, and both levels."""
+    shift = find_shift(ramps(start, 55.0, count, 0.1, seed))
+    assert shift is not None
+    assert shift.ramp is not None
+    begin = count // 2 if start < 0 else 0
+    assert abs(shift.ramp.first - begin) <= 0.2 * count
+    assert shift.ramp.last >= 0.8 * count
+    assert shift.ramp.start == pytest.approx(20, rel=0.2)
+    assert shift.ramp.end == pytest.approx(55, rel=0.2)
+    regular = ramps(start, 55.0, count, 0.0) / shift.levels(count)
+    assert np.all(np.abs(regular - 1) < 0.2), "the levels follow the series"
+
+
+@pytest.mark.parametrize("count", [60, 200, 1_000, 20_000])
+@pytest.mark.parametrize("at", [0.35, 0.5, 0.6])
+@pytest.mark.parametrize("noise", [0.01, 0.05, 0.1])
+def test_sudden_rise_is_no_ramp(count: int, at: float, noise: float) -> None:
+    """However noisy the levels are, one step is where the rise began."""
+    for seed in range(10):
+        random = np.random.default_rng(seed)
+        series = np.where(np.arange(count) < at * count, 20.0, 32.0)
+        shift = find_shift(series * (1 + noise * random.standard_normal(count)))
+        assert shift is not None, seed
+        assert shift.ramp is None, seed
+
+
+@pytest.mark.parametrize("count", [200, 300, 1_000, 20_000])
+def test_few_sudden_rises_are_no_ramp(count: int) -> None:
+    """Three levels after each other are not a steady growth."""
+    shift = find_shift(np.array([20.0, 30.0, 40.0])[np.arange(count) * 3 // count] * steady(count) / 10)
+    assert shift is None or shift.ramp is None
+
+
 @pytest.mark.parametrize(
     "series",
     [
@@ -46,6 +91,8 @@ def test_shift_in_a_long_run_is_found_to_within_a_block() -> None:
         np.concatenate([steady(190), steady(10, 30.0)]),  # too late to be sure
         steady(39, 10.0) + np.arange(39) // 20 * 10,  # too few steps
         every(10, 100.0, 200, otherwise=10.0),  # periodic slow steps
+        steady(200) + 10.0 * np.exp(-np.arange(200) / 20),  # warm-up
+        np.concatenate([np.linspace(10.0, 20.0, 100), np.linspace(20.0, 10.0, 100)]),  # up and down
         np.concatenate([steady(100), steady(100) * (1 + np.arange(100) % 2)]),  # half of them only
         np.zeros(100),
         np.zeros(0),
@@ -59,6 +106,8 @@ def test_shift_in_a_long_run_is_found_to_within_a_block() -> None:
         "late",
         "short",
         "periodic",
+        "warm-up",
+        "up and down",
         "half",
         "zeros",
         "empty",

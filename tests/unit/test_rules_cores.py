@@ -20,7 +20,7 @@ BUSY: dict[str, dict[str, Any]] = {
     "INPUT_BOUND": {"input": 60.0, "forward": 30.0, "backward": 10.0},
     "WAIT_HEAVY": {"wait": 60.0, "forward": 30.0, "backward": 10.0},
     "COMPUTE_BOUND": {"forward": 90.0, "backward": 10.0},
-    "BALANCED": {"forward": 70.0, "backward": 14.0, "input": 8.0, "wait": 8.0},
+    "BALANCED": {"forward": 44.0, "backward": 40.0, "input": 8.0, "wait": 8.0},
 }
 
 
@@ -136,3 +136,23 @@ def test_without_gauges_nothing_is_claimed() -> None:
     rank = made.rank(made.steps(50, forward=100.0))
     found = core_use(made.run(rank), FACTS, [rank], (0, 1))
     assert (found.run_busy, found.others_busy, found.free, found.wait_share) == (None, None, None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("busy", "waited", "says"),
+    [(0.4, 0.05, True), (0.4, 0.5, False), (0.97, 0.0, False), (None, 0.0, False)],
+)
+def test_model_that_only_waits_is_not_told_to_compute_less(
+    busy: float | None, waited: float, says: bool
+) -> None:
+    """A sleep in a hook is model work by its place, but the process is idle meanwhile. One that lacks a core
+    is not idle, and without samples nothing is known."""
+    found = first(CoreUse(cores=2, run_busy=busy, wait_share=waited, others_busy=0.0))
+    assert ("sleeps, locks and reads inside the model" in found.action) is says
+    assert ("its process only waited" in found.summary) is says
+
+
+def test_idle_time_of_a_process_that_trains_on_a_gpu_says_nothing() -> None:
+    """There the process waits for the device."""
+    found = first(CoreUse(cores=2, run_busy=0.1, others_busy=0.0, on_cpu=False))
+    assert "sleeps" not in found.action

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from tests.unit import made
 from traceml.analyze.align import align
 from traceml.analyze.diagnose import diagnose_memory
 from traceml.analyze.resource_views import MemoryView
+from traceml.analyze.samples import process_samples, training_times
 from traceml.analyze.sections import memory_section, memory_view
 from traceml.schema import catalog as c
 from traceml.schema.recorded import RankRecording
@@ -191,13 +193,57 @@ def test_single_rank_has_no_imbalance() -> None:
     assert first(view(4 * GB)).kind == "BALANCED"
 
 
+# ---- loader workers
+
+
+def held(*by_sample: Any) -> MemoryView:
+    """Calm ranks whose loader workers held so many bytes at each sample."""
+    calm = view(*[1 * GB for _ in by_sample], count=500)
+    return replace(calm, workers={rank: np.array(values) for rank, values in enumerate(by_sample)})
+
+
+def test_leak_in_loader_workers_names_the_rank_and_the_rate() -> None:
+    """The processes themselves do not grow, but the workers of r1 do."""
+    flat = np.full(40, 900 * MB)
+    found = first(held(flat, ramp(900 * MB, 450 * MB, 40)))
+    assert (found.status, found.severity, found.ranks) == ("WORKER MEMORY CREEP", CRIT, [1])
+    assert "loader workers of r1" in found.summary
+    assert 100 * made.number(found, "bytes_per_step") == pytest.approx(90 * MB, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.full(40, 900 * MB),
+        ramp(900 * MB, 450 * MB, 12),  # too few samples
+        np.tile(ramp(900 * MB, 450 * MB, 10), 4),  # workers that are started again in each epoch
+        np.concatenate([np.full(10, 900 * MB), np.full(30, 2 * GB)]),  # a second loader
+        np.concatenate([ramp(0, 900 * MB, 8), np.full(32, 900 * MB)]),  # they start, or fill a cache
+        np.zeros(0),
+    ],
+    ids=["flat", "short", "epochs", "jump", "start", "none"],
+)
+def test_workers_that_do_not_keep_growing_are_not_reported(values: np.ndarray) -> None:
+    """A level, a jump, a rise at the start and a sawtooth are no leak."""
+    assert first(held(values)).kind == "BALANCED"
+
+
+def test_memory_of_workers_comes_from_the_samples_of_their_rank() -> None:
+    """Samples without a worker are left out."""
+    rows = made.process(30, pid=100, workers_bytes=[np.nan] * 5 + [5e8] * 25)
+    found, _ = section_of(made.rank(made.steps(100, forward=30.0)), process_rows=rows)
+    assert found is not None
+    assert found.workers[0].tolist() == [5e8] * 25
+
+
 # ---- which memory, and missing readings
 
 
 def section_of(*ranks: RankRecording, **parts: Any) -> tuple[MemoryView | None, Any]:
     recording = made.run(*ranks, **parts)
     by_rank = {r.rank: r for r in ranks}
-    found = memory_view(by_rank, align(ranks), recording)
+    samples = process_samples(recording, by_rank, training_times(by_rank))
+    found = memory_view(by_rank, align(ranks), recording, samples)
     return found, memory_section(found, by_rank)
 
 
@@ -272,8 +318,7 @@ def test_each_rank_is_compared_with_its_own_device() -> None:
         )
         for i, (used, cap) in enumerate([(20, 40), (45, 80)])
     ]
-    window = align(ranks)
-    found = memory_view(dict(enumerate(ranks)), window, made.run(*ranks))
+    found, _ = section_of(*ranks)
     assert found is not None
     (first_finding, *_) = diagnose_memory(found)
     assert first_finding.kind != "HIGH_PRESSURE"

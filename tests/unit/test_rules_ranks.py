@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,15 @@ FACTS = RunFacts("demo", status="completed", exit_code=0)
 Phases = dict[str, Any]
 
 
-def coupled(own: list[Phases], comm_ms: Any = 1.0, count: int = COUNT) -> Summary:
-    """Ranks that exchange at the end of backward: early ranks wait for the last one, in sync."""
+def coupled(
+    own: list[Phases],
+    comm_ms: Any = 1.0,
+    count: int = COUNT,
+    exchanges: int = 0,
+    samples: Sequence[int] = (),
+) -> Summary:
+    """Ranks that exchange at the end of backward: early ranks wait for the last one, in sync. `exchanges` of
+    the script's own are timed calls besides the five of any step."""
     spent = [np.sum([made.series(v, count) for v in phases.values()], axis=0) for phases in own]
     pace = np.max(spent, axis=0)
     ranks = [
@@ -32,6 +40,9 @@ def coupled(own: list[Phases], comm_ms: Any = 1.0, count: int = COUNT) -> Summar
         )
         for number, (phases, mine) in enumerate(zip(own, spent, strict=True))
     ]
+    for one in ranks:
+        one.rows["switches"] = 5 + exchanges
+        one.rows["samples"] = samples[one.rank] if samples else 0
     return summarize(RunRecording(ranks=ranks), FACTS)
 
 
@@ -217,6 +228,25 @@ def test_rank_slow_in_input_and_compute_is_a_generic_straggler() -> None:
     assert (primary.status, primary.ranks) == ("STRAGGLER", [])
 
 
+@pytest.mark.parametrize(("samples", "is_uneven"), [(32, True), (16, False), (17, False)])
+def test_rank_with_more_data_is_told_so(samples: int, is_uneven: bool) -> None:
+    """Twice the samples take twice as long: the sentence has both amounts. A few more explain nothing."""
+    own = usual(2, forward=only(1, 20.0), backward=only(1, 15.0))
+    found = coupled(own, samples=[16, samples]).primary_diagnosis
+    assert (found.status, found.ranks) == ("COMPUTE STRAGGLER", [1])
+    assert (f"It has {samples} samples per step, the median rank 16." in found.summary) is is_uneven
+    assert found.action.startswith("Give every rank the same amount of data") is is_uneven
+
+
+def test_slow_steps_of_one_rank_say_where_in_the_step_it_waits() -> None:
+    """Every fifth step r1 waits before its forward pass, and r0 waits for it."""
+    own = usual(2)
+    own[1]["wait_input"] = made.every(5, 200.0, COUNT, offset=2)
+    found = next(f for f in coupled(own).step_time.issues if f.kind == "JITTER")
+    assert (found.ranks, found.phase) == ([1], "wait")
+    assert "on r1, between fetching the batch and the forward pass" in found.summary
+
+
 def test_ranks_that_wait_are_not_blamed() -> None:
     """The rank with the least sync is the culprit, even if backward plus sync is longer on the others."""
     summary = coupled(usual(4, forward=only(3, 30.0)))
@@ -244,6 +274,22 @@ def test_sync_that_even_the_last_rank_pays_is_communication() -> None:
     assert primary.score == pytest.approx(_share(primary))
     straggling = coupled(usual(4, forward=only(1, 30.0))).step_time.issues
     assert "COMM_BOUND" not in {f.kind for f in straggling}
+
+
+def test_gain_of_fewer_exchanges_includes_what_prepares_them() -> None:
+    """One exchange by hand: what is done for it after the backward pass would be saved, too."""
+    own = [{**phases, "wait_backward": 8.0} for phases in usual(2)]
+    primary = coupled(own, comm_ms=40.0, exchanges=1).primary_diagnosis
+    assert primary.status == "COMM-BOUND"
+    rest = sum(USUAL.values())
+    assert primary.potential_speedup == pytest.approx((rest + 48) / rest, rel=0.05)
+
+
+def test_many_small_exchanges_promise_no_gain() -> None:
+    """Starting an exchange takes time in whatever phase it is in, so sync alone is no upper bound."""
+    primary = coupled(usual(2), comm_ms=40.0, exchanges=80).primary_diagnosis
+    assert (primary.status, primary.potential_speedup) == ("COMM-BOUND", None)
+    assert "up to 80" in primary.action
 
 
 def test_rare_slow_exchanges_are_jitter_not_a_bound() -> None:

@@ -137,6 +137,13 @@ def test_step_full_of_model_work_is_compute_bound() -> None:
     assert "backward is the largest part (55.0 ms)" in found.summary
 
 
+def test_phase_that_takes_most_of_the_step_is_never_balanced() -> None:
+    """The optimizer takes 60 %, all model work 88 %: COMPUTE-BOUND, with advice about the optimizer."""
+    found = first(window(forward=14, backward=14, optimizer=60, input=7, wait=5))
+    assert (found.kind, found.phase) == ("COMPUTE_BOUND", "optimizer")
+    assert "fused=True" in found.action
+
+
 def test_less_than_ninety_percent_of_model_work_is_balanced() -> None:
     """Nothing else above 10 %, model work below 90 %: only BALANCED."""
     assert kinds(window(forward=40, backward=40, optimizer=9, input=6, wait=5)) == ["BALANCED"]
@@ -357,6 +364,24 @@ def test_rare_stall_is_jitter_with_any_number_of_workers(workers: int) -> None:
     assert first(stalls).kind == "JITTER"
 
 
+@pytest.mark.parametrize("period", [5, 10, 15])
+@pytest.mark.parametrize("seed", range(5))
+def test_regular_slow_steps_are_found_though_a_busy_machine_slows_many_others(period: int, seed: int) -> None:
+    """A third of all steps take twice as long because of other work; every few steps one waits for 200 ms."""
+    random = np.random.default_rng(seed)
+    slowed = np.where(random.random(120) < 0.35, random.uniform(1.6, 2.5, 120), 1.0)
+    busy = window(120, forward=20.0 * slowed, wait=every(period, 200.0, 120, offset=3), cpu_delay_share=0.25)
+    found = first(busy)
+    assert (found.kind, found.phase, found.evidence["period"]) == ("JITTER", "wait", period)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_steps_that_a_busy_machine_slows_are_no_jitter(seed: int) -> None:
+    """Many slow steps of all sizes: none of them stands out."""
+    noise = 1 + np.random.default_rng(seed).exponential(0.5, 200)
+    assert "JITTER" not in kinds(window(200, forward=20.0 * noise, backward=5.0 * noise, cpu_delay_share=0.3))
+
+
 def test_ordinary_noise_is_not_jitter() -> None:
     """Step times that vary by 10 % have no finding."""
     noise = 100 * (1 + 0.1 * np.random.default_rng(3).standard_normal(400))
@@ -378,6 +403,34 @@ def test_slowdown_reports_since_when_how_much_and_where(phase: str) -> None:
     assert (found.evidence["before_ms"], found.evidence["after_ms"]) == (100, 150)
     assert found.evidence["cost_ms"] == pytest.approx(50 * 80 / 200)
     assert "Since step 131, steps take 150.0 ms instead of 100.0 ms (+50.0 %)" in found.summary
+
+
+@pytest.mark.parametrize(
+    ("phase", "grows"),
+    [
+        ("backward", "reaches back into earlier steps"),
+        ("wait", "a list that is searched"),
+        ("input", "what the dataset keeps"),
+        ("forward", "a list, a cache, a graph"),
+    ],
+)
+def test_steady_growth_is_a_slowdown_that_began_at_no_single_step(phase: str, grows: str) -> None:
+    """Each step takes a little longer than the last: from what to what, since when, and what suggests itself;
+    what it cost is the growth, and its own steps are no jitter."""
+    usual: dict[str, Any] = {"forward": 10.0, "backward": 6.0, "input": 3.0, "wait": 1.0}
+    usual[phase] = usual[phase] + np.linspace(0.0, 60.0, 200)
+    found = diagnose_time(window(200, **usual, first_step=11))
+    assert "JITTER" not in {f.kind for f in found}
+    slower = next(f for f in found if f.kind == "SLOWDOWN")
+    assert (slower.phase, slower.severity) == (phase, CRIT)
+    assert "Steps grew steadily from 2" in slower.summary
+    assert made.number(slower, "before_ms") == pytest.approx(20, rel=0.1)
+    assert grows in slower.action
+    assert "changed at step" not in slower.action
+    assert made.number(slower, "since_step") <= 11 + 10
+    assert made.number(slower, "until_step") >= 190
+    assert made.number(slower, "after_ms") == pytest.approx(80, rel=0.05)
+    assert made.number(slower, "cost_ms") == pytest.approx(30, rel=0.1)
 
 
 def test_small_slowdown_is_a_warning_and_a_tiny_one_is_ignored() -> None:

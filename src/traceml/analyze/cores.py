@@ -51,6 +51,13 @@ class CoreUse:
         return max(0.0, self.cores - self.run_busy - (self.others_busy or 0.0))
 
     @property
+    def idle_share(self) -> float:
+        """Of the time: a process neither ran nor waited for a core, at least; 0 if that is not known."""
+        if self.run_busy is None:
+            return 0.0
+        return max(0.0, 1 - self.run_busy / self.processes - self.wait_share)
+
+    @property
     def competes_with_itself(self) -> bool:
         """Its threads alone are more than the cores; or nobody else is there, and its workers are too many.
         Workers mostly wait, so with other work on the machine they are not blamed."""

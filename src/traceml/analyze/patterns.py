@@ -13,6 +13,7 @@ from traceml.analyze.window import RARE_SHARE, Floats
 
 SLOW_FACTOR: Final = 1.5
 FEWEST_SLOW: Final = 3
+FAR_FACTOR: Final = 2.0
 STALL_FACTOR: Final = 3.0
 STALL_LEAST_NS: Final = 50e6
 """A stall takes at least so many times the median step, and so much longer: any machine has hiccups."""
@@ -21,26 +22,55 @@ RUN_SHARE: Final = 0.1
 """A shorter part of a series is noise between two runs."""
 SHIFT_SHARE: Final = 0.15
 SHIFT_SIDE_STEPS: Final = 20
+RAMP_BLOCKS: Final = 50
+RAMP_LEAST_SHARE: Final = 0.2
+"""A rise over a shorter part of the steps is sudden."""
+RAMP_LEAVES: Final = 0.3
+"""At most so much of the variation may be left unexplained."""
+BURST_SHARE: Final = 0.15
+JUMP_FACTOR: Final = 4.0
+MOST_JUMPED: Final = 0.4
+"""A rise between neighbours of so many times the usual one is a jump; of a ramp, they are a small part."""
+CERTAIN_GAIN: Final = 12.0
+"""How much better the line must fit, in squared standard errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """Step time rose little by little."""
+
+    first: int  # index of the step where it begins to rise
+    last: int  # index of the last step, or of the one where it stops rising
+    start: float
+    end: float
 
 
 @dataclass(frozen=True, slots=True)
 class Shift:
     """Step time rose and stayed up."""
 
-    at: int  # index of the first step after the rise
+    at: int  # index of the first step after the rise, or in the middle of the ramp
     before: float
     after: float
+    ramp: Ramp | None = None  # it did not rise at once
+
+    def levels(self, count: int) -> Floats:
+        """What each step takes without noise."""
+        if self.ramp is None:
+            return np.where(np.arange(count) < self.at, self.before, self.after)
+        known = (self.ramp.first, self.ramp.last), (self.ramp.start, self.ramp.end)
+        return np.interp(np.arange(count), *known)
 
 
 def find_shift(values: Floats) -> Shift | None:
     """The place where a series rises and stays up, or None. Both sides must be long enough, their medians
     must differ by 15 %, and they must hardly overlap: nine out of ten blocks before the rise are below the
-    middle of both levels, nine out of ten after it are above, and so are the last ones."""
+    middle of both levels, nine out of ten after it are above, and so are the last ones. Around the middle of
+    a noisy ramp they do overlap."""
     count = len(values)
     if count < 2 * SHIFT_SIDE_STEPS:
         return None
-    width = max(1, count // 200)
-    blocks = np.median(values[: count // width * width].reshape(-1, width), axis=1)
+    blocks, width = _in_blocks(values, 200)
     side = max(SHIFT_SIDE_STEPS // width, 4)
     at = _best_split(blocks, side)
     before, after = blocks[:at], blocks[at:]
@@ -49,10 +79,63 @@ def find_shift(values: Floats) -> Shift | None:
         return None
     border = (low + high) / 2
     tail = after[-max(side // 2, 3) :]
+    ramp = _find_ramp(values)
     apart = np.mean(before < border) >= 0.9 and np.mean(after > border) >= 0.9
-    if not apart or np.median(tail) < border:
+    if not (apart or ramp) or np.median(tail) < border:
         return None
-    return Shift(at=at * width, before=low, after=high)
+    return Shift(at * width, low, high, ramp)
+
+
+def _in_blocks(values: Floats, most: int) -> tuple[Floats, int]:
+    """The medians of about this many parts, and the steps of each."""
+    width = max(1, len(values) // most)
+    return np.median(values[: len(values) // width * width].reshape(-1, width), axis=1), width
+
+
+def _find_ramp(values: Floats) -> Ramp | None:
+    """The line from one level to a higher one, if it is long and without jumps, leaves little to explain, and
+    fits far better than a sudden rise at any one place. Some blocks may be bursts of something else."""
+    blocks, width = _in_blocks(values, RAMP_BLOCKS)
+    count = len(blocks)
+    places = np.arange(count)
+    first, last = (places[i] for i in np.triu_indices(count, max(1, round(RAMP_LEAST_SHARE * count))))
+    shapes = np.clip((places - first[:, None]) / (last - first)[:, None], 0.0, 1.0)
+    off = _from_line(shapes, blocks)
+    best = int(np.argmin(_without_bursts(off**2)))
+    kept = np.sort(np.argsort(np.abs(off[best]))[: _kept(count)])
+    shape = shapes[best, kept] - shapes[best, kept].mean()
+    rise = float(shape @ blocks[kept] / (shape**2).sum())
+    start = float(blocks[kept].mean() - rise * shapes[best, kept].mean())
+    left = float(_without_bursts(off[best] ** 2))
+    levels = (np.where(places < at, *(np.median(p) for p in (blocks[:at], blocks[at:]))) for at in places[1:])
+    sudden = min(float(_without_bursts((blocks - level) ** 2)) for level in levels)
+    whole = float(_without_bursts((blocks - np.median(blocks)) ** 2))
+    usual = max(float(np.median(np.abs(np.diff(blocks[kept])))), rise / (last[best] - first[best]))
+    jumps = blocks[kept][2:] - blocks[kept][:-2]  # a jump may be in the middle of a block
+    jumped = float(np.maximum(jumps - JUMP_FACTOR * usual, 0.0).sum()) / 2
+    is_one = left * (1 + CERTAIN_GAIN / count) < sudden and left <= RAMP_LEAVES * whole
+    if not is_one or start <= 0 or rise < SHIFT_SHARE * start or jumped > MOST_JUMPED * rise:
+        return None
+    return Ramp(int(first[best]) * width, int(last[best] + 1) * width - 1, start, start + rise)
+
+
+def _from_line(shapes: Floats, blocks: Floats) -> Floats:
+    """How far the blocks are from the best line of each shape."""
+    centred = shapes - shapes.mean(axis=1, keepdims=True)
+    rises = centred @ blocks / (centred**2).sum(axis=1)
+    found: Floats = blocks - blocks.mean() - rises[:, None] * centred
+    return found
+
+
+def _kept(count: int) -> int:
+    return math.ceil((1 - BURST_SHARE) * count)
+
+
+def _without_bursts(squares: Floats) -> Floats:
+    """The sum along the last axis without the largest ones."""
+    count = _kept(squares.shape[-1])
+    found: Floats = np.partition(squares, count - 1, axis=-1)[..., :count].sum(axis=-1)
+    return found
 
 
 def _best_split(blocks: Floats, side: int) -> int:
@@ -68,9 +151,21 @@ def _best_split(blocks: Floats, side: int) -> int:
 
 
 def slow_steps(values: Floats) -> NDArray[np.int64]:
-    """Indices of steps that took 1.5 times the median step; none if they are too few or no minority."""
+    """Indices of steps that took 1.5 times the median step; none if they are too few or no minority. If many
+    steps are that slow, as on a busy machine, those that are slower by far."""
     slow = np.flatnonzero(values > SLOW_FACTOR * np.median(values)) if len(values) else np.zeros(0, np.int64)
+    if len(slow) > RARE_SHARE * len(values):
+        slow = _far_slower(values, slow)
     return slow if FEWEST_SLOW <= len(slow) <= RARE_SHARE * len(values) else slow[:0]
+
+
+def _far_slower(values: Floats, slow: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The slow steps of the dominant size, if hardly any other step comes near them."""
+    excess = values - np.median(values)
+    found = dominant_slow_steps(slow, excess[slow])
+    others = np.delete(excess, found)
+    is_apart = len(others) and excess[found].min() >= FAR_FACTOR * np.percentile(others, 95)
+    return found if is_apart else found[:0]
 
 
 def dominant_slow_steps(slow: NDArray[np.int64], excess: Floats) -> NDArray[np.int64]:

@@ -21,6 +21,7 @@ class MemoryView:
     memory: str  # device | rss
     values: dict[str, Floats]  # by metric, (rank, step); NaN where it was not read
     capacities: Floats | None = None  # of each rank's device or machine; None unless all are known
+    workers: dict[int, Floats] = field(default_factory=dict)  # bytes of each rank's loader workers, by sample
 
     @property
     def peak(self) -> Floats:

@@ -61,7 +61,7 @@ def _section(
 # ---- step memory --------------------------------------------------------------------------------
 
 
-def memory_view(ranks: Ranks, window: Window, recording: RunRecording) -> MemoryView | None:
+def memory_view(ranks: Ranks, window: Window, recording: RunRecording, samples: Samples) -> MemoryView | None:
     """Device memory if every rank has it, otherwise the resident memory of the processes."""
     used = [ranks[r] for r in window.ranks]
     if not used or not window.count:
@@ -80,6 +80,10 @@ def memory_view(ranks: Ranks, window: Window, recording: RunRecording) -> Memory
         # Steps whose memory was not read are left out: their 0 is not a measurement.
         values=window.memory if read.all() else {k: v[:, read] for k, v in window.memory.items()},
         capacities=known if len(known) == len(used) else None,
+        workers={
+            rank: held[~np.isnan(held)]
+            for rank, held in zip(samples.members, samples.table("workers_bytes"), strict=True)
+        },
     )
 
 

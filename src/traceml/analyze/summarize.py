@@ -44,7 +44,7 @@ def summarize(
         cpu_delay_share=float(np.fmax.reduce(delays, initial=0.0)) / 100,
         core_use=core_use(recording, facts, [*ranks.values(), *attempts.doubles], when.get(0)),
     )
-    memory = sections.memory_view(ranks, window, recording)
+    memory = sections.memory_view(ranks, window, recording, samples)
     most = None if final else LIVE_MEMBERS
     step_time = explain(sections.time_section(window, ranks, most), recording, ranks, facts)
     step_memory = sections.memory_section(memory, ranks, most)

@@ -174,9 +174,10 @@ class TimeView:
     @cached_property
     def regular_steps(self) -> Floats:
         """`typical_steps` scaled back after a lasting shift: only jitter is left."""
-        found: Floats = self.typical_steps.copy()
-        if self.shift is not None:
-            found[self.shift.at :] *= self.shift.before / self.shift.after
+        if self.shift is None:
+            return self.typical_steps
+        levels = self.shift.levels(self.window.count)
+        found: Floats = self.typical_steps * (levels[0] / levels)
         return found
 
 

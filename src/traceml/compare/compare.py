@@ -9,7 +9,7 @@ from traceml.compare import verdict as verdicts
 from traceml.compare.side import Runs
 from traceml.schema import comparison as c
 from traceml.schema import fmt
-from traceml.schema.comparison import Cause, Comparison, Interval, Mover, RunRef, Shift, Side
+from traceml.schema.comparison import Cause, Comparison, Difference, Interval, Mover, RunRef, Shift, Side
 from traceml.schema.summary import Finding
 
 SECTIONS: Final = ("step_time", "step_memory", "system", "process")
@@ -45,12 +45,18 @@ def compare(a: Runs, b: Runs, a_refs: Sequence[RunRef], b_refs: Sequence[RunRef]
         why += [_mover_sentence(mover) for mover in moved]
     if memory in (c.BETTER, c.WORSE, c.CHANGED):
         why.append(_memory_sentence(metrics, diagnosis["step_memory"]))
+    differences = like.differences(a, b)
+    unlike = like.unlike(differences)
+    if unlike:
+        why.append(_unlike_sentence(unlike))
     if verdict == c.INCONCLUSIVE:
         what_next = verdicts.how_to_settle(a, b, interval)
     elif verdict == c.REGRESSION:
         what_next = _look_first(b, causes, diagnosis["primary"])
     else:
-        what_next = NEXT[verdict]
+        what_next = NEXT[verdict] if not unlike else ""
+    if unlike:
+        what_next = f"{_LIKE_WITH_LIKE.format(what=_and([d.what for d in unlike]))} {what_next}".strip()
     same = _same_runs(a_refs, b_refs)
     if len(same) == len(a_refs) == len(b_refs):
         verdict, what_next = c.NO_CHANGE, "Name two different runs."
@@ -67,7 +73,7 @@ def compare(a: Runs, b: Runs, a_refs: Sequence[RunRef], b_refs: Sequence[RunRef]
         memory_change=memory,
         explained_by=explained,
         moved=moved if explained else [],
-        differences=like.differences(a, b),
+        differences=differences,
         warnings=[
             *(f"{name} is in both A and B." for name in same),
             *like.warnings(a, b),
@@ -140,6 +146,18 @@ def _step_sentence(interval: Interval) -> str:
         certainty = f"{fmt.whole_percent(interval.confidence or 0.0)} interval {low} to {high}"
     change = fmt.share_change(interval.delta_share)
     return f"{what} {STEP_RESULT[interval.change]}: {times}{change} ({certainty})."
+
+
+_LIKE_WITH_LIKE: Final = "Compare runs with the same {what} before you decide."
+
+
+def _unlike_sentence(unlike: list[Difference]) -> str:
+    parts = _and([f"{d.what} ({d.a} -> {d.b})" for d in unlike])
+    return f"But A and B are not alike: they differ in {parts}, and the change may come from that."
+
+
+def _and(words: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _cause_sentences(causes: list[Cause], basis: str) -> list[str]:

@@ -23,6 +23,7 @@ class Fact:
     of: Callable[[Summary], Any]
     matters: bool = True
     show: Callable[[Any], str] = str
+    is_task: bool = False  # what is trained, and on what; unlike a setting that one changes to be faster
 
 
 def clock(run: Summary) -> str | None:
@@ -32,17 +33,17 @@ def clock(run: Summary) -> str | None:
 
 
 FACTS: Final[tuple[Fact, ...]] = (
-    Fact("batch size", lambda s: s.environment.batch_size),
-    Fact("micro-batches", lambda s: s.environment.micro_batches),
-    Fact("world size", lambda s: s.run.world_size),
-    Fact("nodes", lambda s: s.run.nodes),
-    Fact("device", lambda s: s.environment.device),
-    Fact("device model", lambda s: s.environment.device_name),
-    Fact("model parameters", lambda s: s.environment.model_parameters, show="{:,}".format),
+    Fact("batch size", lambda s: s.environment.batch_size, is_task=True),
+    Fact("micro-batches", lambda s: s.environment.micro_batches, is_task=True),
+    Fact("world size", lambda s: s.run.world_size, is_task=True),
+    Fact("nodes", lambda s: s.run.nodes, is_task=True),
+    Fact("device", lambda s: s.environment.device, is_task=True),
+    Fact("device model", lambda s: s.environment.device_name, is_task=True),
+    Fact("model parameters", lambda s: s.environment.model_parameters, show="{:,}".format, is_task=True),
     Fact("torch", lambda s: s.environment.torch),
     Fact("torch threads", lambda s: s.environment.torch_threads),
     Fact("loader workers", lambda s: s.step_time.window.loader_workers),
-    Fact("cores", lambda s: s.environment.cpu_count),
+    Fact("cores", lambda s: s.environment.cpu_count, is_task=True),
     Fact("clock", clock),
     Fact("memory", memory_kind, matters=False),
     Fact("host", lambda s: s.environment.host, matters=False),
@@ -52,6 +53,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact("git commit", lambda s: s.environment.git_commit, matters=False, show=lambda v: str(v)[:10]),
     Fact("file format", lambda s: s.schema, matters=False),
 )
+TASK: Final = frozenset(fact.what for fact in FACTS if fact.is_task)
+WORK: Final = frozenset({"batch size", "micro-batches", "world size"})
 
 
 def differences(a: Runs, b: Runs) -> list[Difference]:
@@ -61,7 +64,21 @@ def differences(a: Runs, b: Runs) -> list[Difference]:
         one, other = _known(a, fact), _known(b, fact)
         if one and other and one != other:
             found.append(Difference(fact.what, ", ".join(one), ", ".join(other), fact.matters))
-    return found
+    return found + _other_work(a, b, found)
+
+
+def _other_work(a: Runs, b: Runs, known: list[Difference]) -> list[Difference]:
+    """Samples or tokens of a step, if they differ for a reason that is not known: longer sequences."""
+    per = basis(a, b)[0]
+    if per == STEP or {d.what for d in known} & WORK:
+        return []
+    one, other = (fmt.count(mean([work_per_step(run, f"{per}s_per_s") for run in side])) for side in (a, b))
+    return [Difference(f"{per}s per step", one, other, matters=True)]
+
+
+def unlike(found: list[Difference]) -> list[Difference]:
+    """Those that make A and B different trainings, or the same one on different hardware."""
+    return [d for d in found if d.what in TASK or d.what.endswith(" per step")]
 
 
 def _known(runs: Runs, fact: Fact) -> list[str]:

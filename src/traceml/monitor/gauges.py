@@ -78,6 +78,7 @@ class Gauges:
             math.nan if gpu_bytes is None else gpu_bytes,
             _percent(cores.delay_s(usage), usage.elapsed_s),
             _percent(cores.core_wait_s(usage), usage.elapsed_s),
+            process.workers_bytes(),
         )
 
 
@@ -92,6 +93,14 @@ class Usage(NamedTuple):
     cpu_s: float  # with its children, i.e. loader workers
     waited_s: float | None  # the training thread was ready but had no core
     workers_waited_s: float = 0.0  # the same of a busy child, on average
+
+
+class Child(NamedTuple):
+    """A child of a training process, i.e. a loader worker, since it started."""
+
+    cpu_s: float
+    waited_s: float  # its main thread was ready but had no core
+    own_bytes: float  # without mapped files and memory that it shares to hand over batches
 
 
 class Cores(NamedTuple):
@@ -138,7 +147,7 @@ class _Process:
         self._process = psutil.Process(pid)
         self._thread = Path(f"/proc/{pid}/task/{thread}/schedstat")
         self._before: Usage | None = None  # totals at the last call
-        self._children: dict[int, tuple[float, float]] = {}  # (cpu, waited) of each at the last call
+        self._children: dict[int, Child] = {}  # at the last call
 
     def rss_bytes(self) -> float:
         return float(self._process.memory_info().rss)
@@ -147,7 +156,7 @@ class _Process:
         """Since the last call; the first one has no elapsed time."""
         cpu_s = _cpu_seconds(self._process)
         children = self._children_now()
-        cpu_s += sum(child_cpu_s for child_cpu_s, _ in children.values())
+        cpu_s += sum(child.cpu_s for child in children.values())
         now = Usage(time.monotonic(), cpu_s, run_delay_seconds(self._thread))
         before, self._before = self._before or now, now
         waited_s = None
@@ -156,19 +165,25 @@ class _Process:
         elapsed_s = now.elapsed_s - before.elapsed_s
         known, self._children = self._children, children
         busy = [
-            waited - known[pid][1]
-            for pid, (cpu, waited) in children.items()
-            if pid in known and cpu + waited - sum(known[pid]) >= BUSY_SHARE * elapsed_s
+            child.waited_s - known[pid].waited_s
+            for pid, child in children.items()
+            if pid in known and sum(child[:2]) - sum(known[pid][:2]) >= BUSY_SHARE * elapsed_s
         ]
         return Usage(elapsed_s, max(0.0, now.cpu_s - before.cpu_s), waited_s, sum(busy) / max(len(busy), 1))
 
-    def _children_now(self) -> dict[int, tuple[float, float]]:
-        """CPU time of each child, and how long its main thread waited for a core, since it started."""
+    def workers_bytes(self) -> float:
+        """What the children held at the last call of `usage`."""
+        return sum(child.own_bytes for child in self._children.values()) if self._children else math.nan
+
+    def _children_now(self) -> dict[int, Child]:
         found = {}
         for pid in descendants(self._process.pid):
             with contextlib.suppress(psutil.Error):
                 waited_s = run_delay_seconds(Path(f"/proc/{pid}/schedstat"))
-                found[pid] = (_cpu_seconds(psutil.Process(pid)), waited_s or 0.0)
+                process = psutil.Process(pid)
+                memory = process.memory_info()
+                own_bytes = float(memory.rss - getattr(memory, "shared", 0))
+                found[pid] = Child(_cpu_seconds(process), waited_s or 0.0, own_bytes)
         return found
 
 

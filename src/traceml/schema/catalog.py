@@ -199,6 +199,9 @@ PROCESS_METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "core_wait_percent", "Core wait", "percent", "process", "ready to run without a core, for any reason"
     ),
+    Metric(
+        "workers_bytes", "Workers", "bytes", "process", "memory of loader workers, without files and shared"
+    ),
     Metric("gpu_mem_reserved_bytes", "GPU reserved", "bytes", "process", "device memory held"),
 )
 GUIDE_LABELS: Final = {

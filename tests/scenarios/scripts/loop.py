@@ -39,8 +39,10 @@ parser.add_argument("--jitter-every", type=int, default=0)
 parser.add_argument("--jitter-ms", type=float, default=0.0)
 parser.add_argument("--slow-from", type=int, default=0, help="from this step on, a slower forward")
 parser.add_argument("--slow-ms", type=float, default=0.0)
+parser.add_argument("--grow-ms", type=float, default=0.0, help="forward takes so much longer with each step")
 parser.add_argument("--gc-objects", type=int, default=0)
 parser.add_argument("--leak-kb", type=int, default=0)
+parser.add_argument("--batch-leak-kb", type=int, default=0, help="what the dataset keeps of each batch")
 parser.add_argument("--accumulate", type=int, default=1)
 parser.add_argument("--generator", action="store_true")
 parser.add_argument("--autocast", action="store_true")
@@ -58,6 +60,7 @@ class Data(Dataset):
 
     def __init__(self, batches):
         self.batches = batches
+        self.kept = []
 
     def __len__(self):
         return self.batches
@@ -65,6 +68,7 @@ class Data(Dataset):
     def __getitem__(self, index):
         nap(args.batch_sleep, "batch")
         nap(args.cold_ms if index < args.cold_batches else 0, "cold")
+        self.kept.append(bytearray(args.batch_leak_kb * 1000))
         return torch.randn(args.batch, args.width), torch.randn(args.batch, 1)
 
 
@@ -96,6 +100,7 @@ class Model(nn.Module):
         if not args.compile:
             nap(args.forward_sleep, "forward")
             nap(args.slow_ms if step >= args.slow_from else 0, "slow")
+            nap(args.grow_ms * step, "grow")
         x = self.body(x)
         return SlowBackward.apply(x) if args.backward_sleep else x
 

@@ -10,8 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceml.analyze import window as w
-from traceml.analyze.patterns import Shift, dominant_slow_steps, find_period, find_stretch, slow_steps
-from traceml.analyze.rules.rule import CRIT_SHARE, EXPLAINED_SHARE, WARN_SHARE, Measured, Rule, Thresholds
+from traceml.analyze.patterns import (
+    Ramp,
+    Shift,
+    dominant_slow_steps,
+    find_period,
+    find_stretch,
+    slow_steps,
+)
+from traceml.analyze.rules.rule import (
+    CRIT_SHARE,
+    EXPLAINED_SHARE,
+    WARN_SHARE,
+    Measured,
+    Rule,
+    Thresholds,
+    beyond_delay,
+)
 from traceml.analyze.views import FIXED_SHARE, MOST_NAMED, TimeView
 from traceml.schema import catalog as c
 from traceml.schema import fmt
@@ -57,14 +72,17 @@ def named(ranks: tuple[int, ...]) -> str:
 
 
 def slowdown(view: TimeView) -> Measured | None:
-    """Step time rose at some step and never came back down, by more than the steps do more work."""
+    """Step time rose at some step, or little by little, and never came back down, by more than the steps do
+    more work."""
     shift, window = view.shift, view.window
     if shift is None:
         return None
     what, times = _more_work(view, shift)
-    before_ms, after_ms = times * shift.before / 1e6, shift.after / 1e6
     after = np.arange(window.count) >= shift.at
-    cause = _find_cause(view, after, ~after, np.median, after_ms - shift.before / 1e6)
+    cause = _find_cause(view, after, ~after, np.median, (shift.after - shift.before) / 1e6)
+    if shift.ramp is not None and times == 1:
+        return _grown(view, shift.ramp, float(shift.levels(window.count).mean()), cause)
+    before_ms, after_ms = times * shift.before / 1e6, shift.after / 1e6
     cost_ms = (after_ms - before_ms) * (1 - shift.at / window.count)
     rise, step = after_ms / before_ms - 1, int(window.steps[shift.at])
     work = f", for {times:.1f} times as many {what}" if times > 1 else ""
@@ -77,6 +95,44 @@ def slowdown(view: TimeView) -> Measured | None:
         evidence={"since_step": step, "before_ms": before_ms, "after_ms": after_ms, "where": cause.name},
         cost_ms=cost_ms,
     )
+
+
+def _grown(view: TimeView, ramp: Ramp, mean_ns: float, cause: Cause) -> Measured:
+    """Step time that rose little by little."""
+    window, rise = view.window, ramp.end / ramp.start - 1
+    cost_ms = (mean_ns - ramp.start) / 1e6
+    first, last = (int(window.steps[at]) for at in (ramp.first, min(ramp.last, window.count - 1)))
+    return Measured(
+        level=rise - window.cpu_delay_share,
+        score=cost_ms / max(view.step_ms, 1e-9),
+        words={"rise": fmt.share(rise), "what": _WHAT_GROWS.get(cause.phase, _GROWS), **cause.words},
+        phase=cause.phase,
+        ranks=cause.ranks,
+        evidence={
+            "since_step": first,
+            "until_step": last,
+            "before_ms": ramp.start / 1e6,
+            "after_ms": ramp.end / 1e6,
+            "where": cause.name,
+        },
+        cost_ms=cost_ms,
+        summary="Steps grew steadily from {before_ms} (step {since_step}) to {after_ms} (step {until_step}), "
+        "+{rise}; {where}.",
+        action="Find out what grows with each step: {what}.",
+    )
+
+
+_GROWS: Final = (
+    "a list, a cache, a graph kept by a loss or a hidden state without detach(), or a log that is written "
+    "again each time"
+)
+_WHAT_GROWS: Final[dict[str | None, str]] = {
+    w.BACKWARD: "a graph that reaches back into earlier steps, because a loss or a hidden state is kept "
+    "without detach(), or retain_graph=True",
+    w.INPUT: "the data that a batch is made from, or what the dataset keeps and searches",
+    w.OPTIMIZER: "the parameters or the state of the optimizer",
+    w.WAIT: "a list that is searched, summed or plotted, or a log that is written again each time",
+}
 
 
 def more_work(view: TimeView) -> Measured | None:
@@ -125,7 +181,7 @@ def jitter(view: TimeView) -> Measured | None:
     words["where"] += _more_batches(view.window, slow, others)
     level = share
     if period is None:  # a busy machine also makes slow steps, but not at regular intervals
-        level -= view.window.cpu_delay_share
+        level = beyond_delay(share, view.window.cpu_delay_share)
         level = level if cause.name else min(level, MOST_WITHOUT_CAUSE)
     when = f"every {period} steps" if period else _which(numbers[slow], len(steps))
     return Measured(
@@ -176,11 +232,7 @@ def _find_cause(
     more = {k: float(level(v[slow]) - np.median(v[others])) / 1e6 for k, v in typical.items()}
     cause = explaining(more, extra_ms)
     if cause.name == w.WAIT:
-        places = [
-            float(part[:, slow].mean() - part[:, others].mean())
-            for part in np.moveaxis(window.wait_places, 2, 0)
-        ]
-        return replace(cause, place=c.WAIT_PLACES[int(np.argmax(places))].where)
+        return replace(cause, place=_place(window.wait_places[:, slow].mean(axis=(0, 1)), window, others))
     if cause.name not in ("", w.SYNC) or len(window.ranks) < 2:
         return cause
     # The typical rank only waits: what it waits for is on the last rank of the step, or of the one before if
@@ -196,7 +248,16 @@ def _find_cause(
     at, times = np.unique(last, return_counts=True)
     fixed = times.max() >= FIXED_SHARE * len(last)
     late_cause = explaining(late, extra_ms, (window.ranks[int(at[times.argmax()])],) if fixed else ())
+    if late_cause.name == w.WAIT:
+        mine = window.wait_places[last, steps].mean(axis=0)
+        return replace(late_cause, place=_place(mine, window, others))
     return late_cause if late_cause.name else cause
+
+
+def _place(slow: w.Floats, window: w.Window, others: Any) -> str:
+    """Where in the step slow steps, with this much at each place, wait longer than the others."""
+    more = slow - window.wait_places[:, others].mean(axis=(0, 1))
+    return c.WAIT_PLACES[int(np.argmax(more))].where
 
 
 def explaining(more_ms: dict[str, float], extra_ms: float, ranks: tuple[int, ...] = ()) -> Cause:

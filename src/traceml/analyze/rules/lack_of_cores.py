@@ -5,7 +5,7 @@ from statistics import median
 from typing import Final
 
 from traceml.analyze.cores import CoreUse
-from traceml.analyze.rules.rule import WARN_SHARE
+from traceml.analyze.rules.rule import CRIT_SHARE, WARN_SHARE
 from traceml.schema import fmt
 from traceml.schema.summary import Finding
 
@@ -17,6 +17,7 @@ _UNSEEN: Final = "look for other jobs, a CPU quota, or a busy host of this machi
 
 def consider_cores(finding: Finding, use: CoreUse) -> Finding:
     """The finding with what a lack of cores, or idle ones, mean for it."""
+    finding = _idle_model(finding, use)
     if finding.kind in STRETCHED and use.is_short:
         waited = f"The threads waited for a core {fmt.share(use.wait_share)} of the time."
         return _cores_first(finding, use, waited, "Free CPU cores first")
@@ -36,8 +37,9 @@ def _cores_first(finding: Finding, use: CoreUse, why: str, action: str) -> Findi
 
 
 def _starved_rank(finding: Finding, use: CoreUse) -> Finding:
-    """A rank that is slower than the others may only have had fewer cores than they."""
-    waits = use.rank_waits
+    """A rank that is slower than the others may only have had fewer cores than they. One that has more work
+    also waits for cores more often."""
+    waits = {} if finding.evidence.get("uneven_work") else use.rank_waits
     mine = [waits[rank] for rank in finding.ranks if rank in waits]
     others = [share for rank, share in waits.items() if rank not in finding.ranks]
     if not mine or not others or min(mine) - median(others) < WARN_SHARE:
@@ -48,6 +50,23 @@ def _starved_rank(finding: Finding, use: CoreUse) -> Finding:
         f"ranks {fmt.share(median(others))}."
     )
     return _cores_first(finding, use, why, f"Free CPU cores for {who} first")
+
+
+def _idle_model(finding: Finding, use: CoreUse) -> Finding:
+    """A model on the CPU that computes keeps a core busy. If its process is idle, something in it waits."""
+    share = finding.evidence.get("share")
+    if finding.kind != "COMPUTE_BOUND" or not use.on_cpu or not isinstance(share, float):
+        return finding
+    idle = use.idle_share - (1 - share)  # the rest of the step may all be idle
+    if idle < CRIT_SHARE:
+        return finding
+    return replace(
+        finding,
+        summary=f"{finding.summary} But {fmt.share(idle)} of the time its process only waited.",
+        action="Look for sleeps, locks and reads inside the model, its hooks or the optimizer, which are no "
+        f"computation. {finding.action}",
+        evidence={**finding.evidence, "idle_share": idle},
+    )
 
 
 def _idle_cores(finding: Finding, use: CoreUse) -> Finding:

@@ -13,6 +13,7 @@ from traceml.schema import fmt
 from traceml.schema.summary import Finding
 
 TREND_STEPS: Final = 50
+TREND_SAMPLES: Final = 20
 SLICES: Final = 10
 SMALL_IMBALANCE_BYTES: Final = 256e6
 
@@ -93,6 +94,35 @@ def _creep(view: MemoryView, **limits: float) -> Measured | None:
     )
 
 
+def worker_creep(view: MemoryView) -> Measured | None:
+    """The memory of a rank's loader workers grows through the whole window, and is still growing."""
+    grown = {
+        rank: found
+        for rank, held in view.workers.items()
+        if len(held) >= TREND_SAMPLES
+        and (found := _growth(held, least_bytes=64e6, least_share=0.05, pairs=SLICES // 2, steady=0.85))
+    }
+    if not grown or len(view.steps) < TREND_STEPS:
+        return None
+    rank = max(grown, key=lambda r: grown[r][1])
+    start, rise = grown[rank]
+    steps = int(view.steps[-1] - view.steps[0]) + 1
+    per_step = rise / steps * SLICES / (SLICES - 1)
+    return Measured(
+        level=1.0,
+        score=min(1.0, rise / max(start, 1.0)),
+        words={
+            "rank": f"r{rank}",
+            "start": fmt.size(start),
+            "end": fmt.size(start + rise),
+            "steps": fmt.count(steps),
+            "rate": fmt.size(100 * per_step),
+        },
+        ranks=(rank,),
+        evidence={"rise_bytes": rise, "bytes_per_step": per_step, "ranks_growing": len(grown)},
+    )
+
+
 def _growth(
     series: Floats, least_bytes: float, least_share: float, pairs: float, steady: float
 ) -> tuple[float, float] | None:
@@ -142,6 +172,16 @@ RULES: Final[tuple[Rule[MemoryView], ...]] = (
         Thresholds(1.0, None, of=""),
         status="MEMORY RISING",
         unless=("CREEP_CONFIRMED",),
+    ),
+    Rule(
+        "WORKER_CREEP",
+        worker_creep,
+        "The memory of the loader workers of {rank} rose by {rise_bytes} over {steps} steps ({start} to "
+        "{end}, {rate} per 100 steps).",
+        "Look for what the dataset, collate_fn or transforms keep in the worker processes: caches, lists, "
+        "open files.",
+        Thresholds(1.0, 1.0, of=""),
+        status="WORKER MEMORY CREEP",
     ),
 )
 

@@ -7,22 +7,21 @@ from typing import Final
 import numpy as np
 
 from traceml.analyze import window as w
+from traceml.analyze.rules import exchange
+from traceml.analyze.rules.exchange import phase_name
 from traceml.analyze.rules.rule import (
     CRIT_SHARE,
     EXPLAINED_SHARE,
     WARN_SHARE,
     Measured,
     Rule,
-    judged_share,
 )
 from traceml.analyze.views import MOST_NAMED, Burden, Excess, LateRanks, RankView
 from traceml.analyze.window import RankSeries
 from traceml.schema import catalog as c
 from traceml.schema import fmt
-from traceml.schema.summary import EvidenceValue
 
 NEARLY_EVERY: Final = 0.9
-NOTABLE_WAIT: Final = 0.05
 
 
 def _straggler(view: RankView, series: RankSeries, phase: str, what: str) -> Measured | None:
@@ -34,10 +33,11 @@ def _straggler(view: RankView, series: RankSeries, phase: str, what: str) -> Mea
     share = found.ns / view.typical_step_ns
     often = "nearly every step" if found.share >= NEARLY_EVERY else f"{fmt.share(found.share)} of the steps"
     effect = "the others wait for it" if view.coupled else "the ranks do not wait for each other"
+    uneven = _uneven_work(view, found)
     return Measured(
         level=share,
         score=share,
-        words={"rank": view.name(found.at), "what": what, "often": often, "effect": effect},
+        words={"rank": view.name(found.at), "what": what, "often": often, "effect": effect, "uneven": uneven},
         phase=phase,
         ranks=(view.window.ranks[found.at],),
         evidence={
@@ -48,9 +48,25 @@ def _straggler(view: RankView, series: RankSeries, phase: str, what: str) -> Mea
             "coupled": view.coupled,
             "rotates": False,
             "slowest_step_ms": view.slowest_step_ms,
+            "uneven_work": bool(uneven),
         },
         cost_ms=view.saving_ms(found.at),
+        summary=f"{_ONE_LATE} {{uneven}}" if uneven else None,
+        action=_SAME_WORK if uneven else None,
     )
+
+
+def _uneven_work(view: RankView, found: Excess) -> str:
+    """That the late rank has more samples or tokens than the others, if that explains most of its excess."""
+    for name, amounts in (("samples", view.window.samples), ("tokens", view.window.tokens)):
+        if not amounts.size or np.isnan(amounts).any():
+            continue
+        each = np.median(amounts, axis=1)
+        mine, theirs = float(each[found.at]), w.median_low(np.delete(each, found.at))
+        longer = found.rank_ns / max(found.others_ns, 1.0)
+        if theirs > 0 and mine / theirs - 1 >= max(WARN_SHARE, 0.5 * (longer - 1)):
+            return f"It has {fmt.count(mine)} {name} per step, the median rank {fmt.count(theirs)}."
+    return ""
 
 
 def _is_waited_for(view: RankView, found: Excess, phase: str) -> bool:
@@ -94,6 +110,9 @@ def _several_late(
 _ONE_LATE: Final = (
     "{rank} spends {rank_ms} on {what}, the median rank {median_ms}: {excess_ms} more ({share} of a step), "
     "in {often}; {effect}."
+)
+_SAME_WORK: Final = (
+    "Give every rank the same amount of data: compare the sampler, shards and batch size of {rank}."
 )
 _ALWAYS_LATE: Final = (
     "{rank} are slow in nearly every step: {excess_ms} behind the others, which wait for them "
@@ -233,7 +252,7 @@ def _for_different_reasons(view: RankView) -> Measured | None:
 
 def _burden_words(view: RankView, burden: Burden) -> str:
     place = f" ({_wait_place(view, burden.at)})" if burden.phase == w.WAIT else ""
-    return _phase_name(burden.phase) + place
+    return phase_name(burden.phase) + place
 
 
 def _wait_place(view: RankView, at: int) -> str:
@@ -243,14 +262,10 @@ def _wait_place(view: RankView, at: int) -> str:
     return c.WAIT_PLACES[int(np.argmax((places[at] - others).sum(axis=0)))].where
 
 
-def _phase_name(phase: str) -> str:
-    return w.LABELS.get(phase, f"phase {phase[5:]!r}")
-
-
 def _outside_words(view: RankView, phase: str, at: int) -> str:
     """What a rank does outside input and model work."""
     if phase != w.WAIT:
-        return f"work outside the training step (mostly {_phase_name(phase)})"
+        return f"work outside the training step (mostly {phase_name(phase)})"
     return f"unattributed work (mostly {_wait_place(view, at)})"
 
 
@@ -259,59 +274,6 @@ _OUTSIDE_ADVICE: Final = {
     w.VALIDATION: "validate less often, or share the batches between ranks",
     w.WAIT: "look at what only this rank does there: logging, metrics, saving, its machine",
 }
-
-
-def comm_bound(view: RankView) -> Measured | None:
-    """Exchanging gradients takes long even for the rank that arrives last: communication, not waiting."""
-    window = view.window
-    exchange = window.of(w.SYNC).min(axis=0)
-    step_ms = float(np.median(window.net_step_ns.mean(axis=1))) / 1e6
-    cost_ms = float(exchange.mean()) / 1e6
-    share = cost_ms / step_ms
-    typical = float(w.frequent_level(exchange / window.net_step_ns.mean(axis=0)))
-    return Measured(
-        level=judged_share(share, typical) - window.cpu_delay_share,  # a lack of cores, not of bandwidth
-        score=share,
-        phase=w.SYNC,
-        evidence={"share": share, "typical_share": typical, "sync_ms": cost_ms, "step_ms": step_ms},
-        cost_ms=cost_ms,
-    )
-
-
-def sync_share(view: RankView) -> Measured | None:
-    """A large share of a typical step is sync, but neither one rank nor the exchange itself explains it."""
-    sync = view.window.of(w.SYNC)
-    sync_ms = w.median_low(np.median(sync, axis=1)) / 1e6
-    exchange_ms = float(np.median(sync.min(axis=0))) / 1e6
-    share = 1e6 * sync_ms / float(np.median(view.window.net_step_ns))
-    if share < WARN_SHARE:
-        return None
-    waiting_ms = max(sync_ms - exchange_ms, 0.0)
-    evidence: dict[str, EvidenceValue] = {"exchange_ms": exchange_ms, "waiting_ms": waiting_ms}
-    return Measured(level=share, score=share, evidence={"share": share, **evidence})
-
-
-def wait_for_outside(view: RankView) -> Measured | None:
-    """A rank validates, saves or runs a user phase while the other ranks wait for it in sync."""
-    window, found = view.window, []
-    for key in (*w.OUTSIDE, *window.user_keys):
-        mine = window.of(key)
-        if not mine.any():
-            continue
-        at = int(np.argmax(mine.sum(axis=1)))
-        waited = np.minimum(window.of(w.SYNC), mine.max(axis=0) - mine)
-        found.append((float(np.delete(waited, at, axis=0).mean()), at, key))
-    waited_ns, at, phase = max(found, default=(0.0, 0, w.VALIDATION))
-    share = waited_ns / float(window.net_step_ns.mean())
-    if share < NOTABLE_WAIT:
-        return None
-    return Measured(
-        level=share,
-        score=share,
-        words={"rank": view.name(at), "phase": _phase_name(phase)},
-        ranks=(window.ranks[at],),
-        evidence={"share": share, "waited_ms": waited_ns / 1e6},
-    )
 
 
 RULES: Final[tuple[Rule[RankView], ...]] = (
@@ -336,30 +298,5 @@ RULES: Final[tuple[Rule[RankView], ...]] = (
         "Check pinned memory, the PCIe link and the NUMA placement of {rank}.",
     ),
     Rule("STRAGGLER", straggler, _ONE_LATE, "{rank}: {advice}.", needs=(w.INPUT, *w.COMPUTE)),
-    Rule(
-        "COMM_BOUND",
-        comm_bound,
-        "Data exchange between ranks takes {cost_ms} of a {step_ms} step ({share}), even for the last rank.",
-        "Exchange less or overlap it: larger batches, accumulation with no_sync, compression, bucket size.",
-        status="COMM-BOUND",
-        needs=(w.SYNC,),
-    ),
-    Rule(
-        "WAIT_FOR_RANK",
-        wait_for_outside,
-        "The other ranks wait for {rank} in sync while it is in {phase}: {waited_ms} per step ({share}).",
-        "Try to share that work between the ranks, or to do it less often.",
-        thresholds=None,
-        needs=(w.SYNC,),
-    ),
-    Rule(
-        "SYNC_SHARE",
-        sync_share,
-        "Sync is {share} of a typical step: {exchange_ms} is exchange, which even the last rank pays, "
-        "{waiting_ms} is waiting for whichever rank is last. No single rank is behind it.",
-        "Try to give every rank the same work in each step, and a core of its own.",
-        thresholds=None,
-        needs=(w.SYNC,),
-        unless=("INPUT_STRAGGLER", "COMPUTE_STRAGGLER", "H2D_STRAGGLER", "STRAGGLER", "COMM_BOUND"),
-    ),
+    *exchange.RULES,
 )

@@ -11,6 +11,8 @@ WARN_SHARE: Final = 0.10
 CRIT_SHARE: Final = 0.20
 EXPLAINED_SHARE: Final = 0.80
 """A cause is named only if it explains at least this much of the excess."""
+MOST_SHARE: Final = 0.5
+"""A run that lost so much to one thing is not balanced."""
 TYPICAL_PART: Final = 0.5
 """A bound shows in many steps with at least this part of its overall share; otherwise it is jitter."""
 
@@ -35,6 +37,11 @@ class Measured:
 def judged_share(share: float, typical: float) -> float:
     """The share that a bound is judged by: the typical one if slow steps are too rare to be a bound."""
     return share if typical >= TYPICAL_PART * share else typical
+
+
+def beyond_delay(share: float, delay: float) -> float:
+    """The share that a lack of cores does not explain. Half of all time is a warning whatever explains it."""
+    return max(share - delay, WARN_SHARE if share >= MOST_SHARE else 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import numpy as np
 
 from traceml.analyze import window as w
 from traceml.analyze.rules.change import GARBAGE_COLLECTION, Cause, explaining, named
-from traceml.analyze.rules.rule import Measured, Rule, Thresholds
+from traceml.analyze.rules.rule import Measured, Rule, Thresholds, beyond_delay
 from traceml.analyze.views import TimeView
 from traceml.schema import catalog as c
 from traceml.schema import fmt
@@ -30,7 +30,7 @@ def stall(view: TimeView) -> Measured | None:
     main = stops[longest]
     who = named(main.ranks) if main.ranks else "the training" if len(window.ranks) < 2 else "all ranks"
     return Measured(
-        level=share - window.cpu_delay_share,
+        level=beyond_delay(share, window.cpu_delay_share),
         score=share,
         words={"steps": ". ".join(clauses), "who": who, "when": f"step {window.steps[longest]}"},
         phase=main.phase,

@@ -7,13 +7,11 @@ import numpy as np
 
 from traceml.analyze import window as w
 from traceml.analyze.rules.input_advice import advise, workers
-from traceml.analyze.rules.rule import Measured, Rule, judged_share
+from traceml.analyze.rules.rule import MOST_SHARE, Measured, Rule, judged_share
 from traceml.analyze.views import TimeView
 from traceml.schema import fmt
 
 COMPUTE_SHARE: Final = 0.90
-NO_GRAD_SHARE: Final = 0.50
-"""From here on a teacher or a rollout takes most of the step: that is no balance, whatever the rest is."""
 
 
 def _bound(view: TimeView, values: w.Floats, phase: str, burst: int = 1) -> Measured:
@@ -130,9 +128,10 @@ def compute_bound(view: TimeView) -> Measured | None:
     """The model fills the step: forward, backward, optimizer, and forward passes without gradients."""
     window = view.window
     share = window.median_share(window.of(*w.MODEL))
-    if share < COMPUTE_SHARE and window.median_share(window.of(w.NO_GRAD)) < NO_GRAD_SHARE:
+    shares = {key: window.median_share(window.of(key)) for key in w.MODEL}
+    largest = max(shares, key=lambda key: shares[key])
+    if share < COMPUTE_SHARE and shares[largest] < MOST_SHARE:
         return None
-    largest = max(w.MODEL, key=lambda k: window.median_share(window.of(k)))
     return Measured(
         level=share,
         score=share,
@@ -147,6 +146,7 @@ def compute_bound(view: TimeView) -> Measured | None:
 
 
 _COMPUTE_ADVICE: Final = {
+    w.OPTIMIZER: "fused=True or foreach=True, fewer steps with larger batches",
     w.NO_GRAD: "keep what a teacher or reference model computes, run it in lower precision, batch rollouts",
 }
 RULES: Final[tuple[Rule[TimeView], ...]] = (

@@ -1,0 +1,141 @@
+"""Diagnoses of the exchange between ranks: what it costs even the last one, and what the others wait for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from traceml.analyze import window as w
+from traceml.analyze.rules.rule import WARN_SHARE, Measured, Rule, beyond_delay, judged_share
+from traceml.analyze.views import CALLS_OF_ANY_STEP, RankView
+from traceml.schema import catalog as c
+from traceml.schema import fmt
+from traceml.schema.summary import EvidenceValue
+
+NOTABLE_WAIT: Final = 0.05
+STARTING_NS: Final = 300e3
+"""More than it takes to start an exchange. That time is not sync, but part of the phase it is in."""
+NEGLIGIBLE_SHARE: Final = 0.1
+CALLS_OF_A_BATCH: Final = 2
+"""Its fetch and its forward pass."""
+MANY_EXCHANGES: Final = 8
+
+
+def phase_name(phase: str) -> str:
+    """A phase, or a phase of the user's, in a sentence."""
+    return w.LABELS.get(phase, f"phase {phase[5:]!r}")
+
+
+def comm_bound(view: RankView) -> Measured | None:
+    """Exchanging gradients takes long even for the rank that arrives last: communication, not waiting."""
+    window = view.window
+    exchange = window.of(w.SYNC).min(axis=0)
+    step_ms = float(np.median(window.net_step_ns.mean(axis=1))) / 1e6
+    cost_ms = float(exchange.mean()) / 1e6
+    share = cost_ms / step_ms
+    typical = float(w.frequent_level(exchange / window.net_step_ns.mean(axis=0)))
+    saves_ms, most = _most_saved_ms(window), most_exchanges(window)
+    evidence: dict[str, EvidenceValue] = {"sync_ms": cost_ms, "step_ms": step_ms, "saves_ms": saves_ms}
+    return Measured(
+        level=beyond_delay(
+            judged_share(share, typical), window.cpu_delay_share
+        ),  # a lack of cores, not of bandwidth
+        score=share,
+        words={"most": fmt.count(most)},
+        phase=w.SYNC,
+        evidence={"share": share, "typical_share": typical, **evidence},
+        cost_ms=cost_ms,
+        action=_COMBINE if saves_ms is None and most >= MANY_EXCHANGES else None,
+    )
+
+
+_COMBINE: Final = (
+    "Combine exchanges: a step has up to {most}, and starting each of them takes time that is not in these "
+    "{cost_ms}. Try one exchange of all gradients (DDP, or one flat tensor), or exchange less often."
+)
+
+
+def most_exchanges(window: w.Window) -> int:
+    """What a typical step has at most: the timed calls that are no part of every training step."""
+    if not window.switches.size:
+        return 0
+    usual = CALLS_OF_ANY_STEP + CALLS_OF_A_BATCH * window.batches_per_step
+    return max(0, round(float(np.median(window.switches)) - usual))
+
+
+def _most_saved_ms(window: w.Window) -> float | None:
+    """What a step without any exchange could save at most: the exchange, and what prepares it after the
+    backward pass. None if starting so many of them may be a notable part of the other phases, too."""
+    rest_ns = float(window.own_work.values.max(axis=0).mean())
+    if STARTING_NS * most_exchanges(window) > NEGLIGIBLE_SHARE * rest_ns:
+        return None
+    prepares = window.wait_places[:, :, c.WAIT_BACKWARD - c.FIRST_WAIT].max(axis=0)
+    return float((window.of(w.SYNC).min(axis=0) + prepares).mean()) / 1e6
+
+
+def sync_share(view: RankView) -> Measured | None:
+    """A large share of a typical step is sync, but neither one rank nor the exchange itself explains it."""
+    sync = view.window.of(w.SYNC)
+    sync_ms = w.median_low(np.median(sync, axis=1)) / 1e6
+    exchange_ms = float(np.median(sync.min(axis=0))) / 1e6
+    share = 1e6 * sync_ms / float(np.median(view.window.net_step_ns))
+    if share < WARN_SHARE:
+        return None
+    waiting_ms = max(sync_ms - exchange_ms, 0.0)
+    evidence: dict[str, EvidenceValue] = {"exchange_ms": exchange_ms, "waiting_ms": waiting_ms}
+    return Measured(level=share, score=share, evidence={"share": share, **evidence})
+
+
+def wait_for_outside(view: RankView) -> Measured | None:
+    """A rank validates, saves or runs a user phase while the other ranks wait for it in sync."""
+    window, found = view.window, []
+    for key in (*w.OUTSIDE, *window.user_keys):
+        mine = window.of(key)
+        if not mine.any():
+            continue
+        at = int(np.argmax(mine.sum(axis=1)))
+        waited = np.minimum(window.of(w.SYNC), mine.max(axis=0) - mine)
+        found.append((float(np.delete(waited, at, axis=0).mean()), at, key))
+    waited_ns, at, phase = max(found, default=(0.0, 0, w.VALIDATION))
+    share = waited_ns / float(window.net_step_ns.mean())
+    if share < NOTABLE_WAIT:
+        return None
+    return Measured(
+        level=share,
+        score=share,
+        words={"rank": view.name(at), "phase": phase_name(phase)},
+        ranks=(window.ranks[at],),
+        evidence={"share": share, "waited_ms": waited_ns / 1e6},
+    )
+
+
+RULES: Final[tuple[Rule[RankView], ...]] = (
+    Rule(
+        "COMM_BOUND",
+        comm_bound,
+        "Data exchange between ranks takes {cost_ms} of a {step_ms} step ({share}), even for the last rank.",
+        "Try to exchange less, or to overlap it: larger batches, accumulation with no_sync, compression, "
+        "bucket size.",
+        status="COMM-BOUND",
+        needs=(w.SYNC,),
+    ),
+    Rule(
+        "WAIT_FOR_RANK",
+        wait_for_outside,
+        "The other ranks wait for {rank} in sync while it is in {phase}: {waited_ms} per step ({share}).",
+        "Try to share that work between the ranks, or to do it less often.",
+        thresholds=None,
+        needs=(w.SYNC,),
+    ),
+    Rule(
+        "SYNC_SHARE",
+        sync_share,
+        "Sync is {share} of a typical step: {exchange_ms} is exchange, which even the last rank pays, "
+        "{waiting_ms} is waiting for whichever rank is last. No single rank is behind it.",
+        "Try to give every rank the same work in each step, and a core of its own.",
+        thresholds=None,
+        needs=(w.SYNC,),
+        unless=("INPUT_STRAGGLER", "COMPUTE_STRAGGLER", "H2D_STRAGGLER", "STRAGGLER", "COMM_BOUND"),
+    ),
+)

@@ -88,7 +88,8 @@ def signature(found: Any) -> str:
         made = inspect.signature(api._TraceStep)
     if inspect.isclass(found):
         made = made.replace(return_annotation=inspect.Signature.empty)
-    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(made))  # annotations are strings here, defaults stay
+    text = re.sub(r"\b(?:typing|traceml(?:\.\w+)*)\.(?=[A-Z])", "", str(made))  # as the reader imports them
+    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)  # some annotations are strings; defaults stay
 
 
 def exported(tree: ast.Module) -> list[str]:

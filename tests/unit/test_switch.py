@@ -326,6 +326,16 @@ def test_short_gaps_of_one_place_are_not_taken_for_each_other(kind: type[PythonS
 
 
 @BOTH
+def test_work_after_the_last_phase_of_a_step_is_busy(kind: type[PythonSwitch]) -> None:
+    """A hand-written update after backward, until the step ends without an optimizer: the thread ran in all of
+    it. A sleep in its place is not busy."""
+    for ran in (2_000_000, 0):
+        d, step = Driver(kind), loop(1_000, 0, 0, 5, False)[:-3]
+        d.play(100 * [*step, ("tick", 2_000_000, ran), ("publish", False)])
+        assert {value(row, "busy_wait_us") for row in d.rows[10:]} == {ran // 1000}
+
+
+@BOTH
 def test_watched_gaps_above_a_millisecond_are_always_read(kind: type[PythonSwitch]) -> None:
     """Gaps of 5 ms run half the time in some steps and not at all in others: each row says its own."""
     d = Driver(kind)

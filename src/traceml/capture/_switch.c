@@ -542,6 +542,7 @@ static uint32_t half(long long count) {
 
 /* Write the row of the step that ends at `now`, its sequence number last; begin the next step. */
 static void write_row(Switch *s, int64_t now, long long flags) {
+    if (now > s->since && cfg.is_wait[at(s->current)]) end_gap(s, now, -1);
     s->totals[at(s->current)] += now - s->since;
     s->since = now;
     int i;

@@ -315,6 +315,8 @@ class PythonSwitch:
         """End the step at `now`: write its row, the sequence number last, and begin the next one."""
         if self.row_at >= self.row_end:
             raise ValueError("no room for a row")
+        if now > self.since and IS_WAIT[self.current]:
+            self._end_gap(now, -1)
         self.flush(now)
         for source, target in LEFT_OVER:
             self.move(source, target)

@@ -66,7 +66,7 @@ def test_module_target(line: str, arguments: list[str]) -> None:
 
 
 def test_module_that_is_a_launcher_keeps_its_flags() -> None:
-    """`-m torch.distributed.run` is torchrun: the number of ranks is its own, and no torchrun goes around it."""
+    """`-m torch.distributed.run` is torchrun: its flags are its own, and no torchrun goes around it."""
     found = parsed("--quiet -m torch.distributed.run --nproc-per-node=2 --nnodes 1 train.py --quiet")
     assert found.flags == {"quiet": "1"}
     assert found.arguments == ["--nproc-per-node=2", "--nnodes", "1", "train.py", "--quiet"]

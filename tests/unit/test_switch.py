@@ -327,8 +327,8 @@ def test_short_gaps_of_one_place_are_not_taken_for_each_other(kind: type[PythonS
 
 @BOTH
 def test_work_after_the_last_phase_of_a_step_is_busy(kind: type[PythonSwitch]) -> None:
-    """A hand-written update after backward, until the step ends without an optimizer: the thread ran in all of
-    it. A sleep in its place is not busy."""
+    """A hand-written update after backward, until the step ends without an optimizer: the thread ran in all
+    of it. A sleep in its place is not busy."""
     for ran in (2_000_000, 0):
         d, step = Driver(kind), loop(1_000, 0, 0, 5, False)[:-3]
         d.play(100 * [*step, ("tick", 2_000_000, ran), ("publish", False)])

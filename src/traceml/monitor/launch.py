@@ -17,7 +17,7 @@ LAUNCHERS: Final = (
     "accelerate.commands.launch",
     "deepspeed.launcher.runner",
 )
-"""Modules that start ranks of their own, with flags that are also ours: `-m` with one of them is a command."""
+"""Modules that start ranks of their own, with flags like ours: `-m` and one of them is a command."""
 
 
 def is_python(target: str, is_module: bool) -> bool:

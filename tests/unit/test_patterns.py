@@ -97,6 +97,16 @@ def test_too_few_or_too_many_slow_steps_are_ignored() -> None:
     assert len(slow_steps(every(3, 90.0, 99, otherwise=10.0))) == 0
 
 
+def test_regular_slow_steps_are_found_among_steps_that_vary_much() -> None:
+    """A rollout every 12 steps is found although a third of the others take twice the median; without it,
+    or at irregular steps, nothing is slow."""
+    varied = np.where(np.arange(96) % 7 < 3, 20.0, 8.0) + np.arange(96) % 5
+    assert len(slow_steps(varied)) == 0
+    assert list(slow_steps(varied + every(12, 300.0, 96))) == list(range(0, 96, 12))
+    irregular = np.isin(np.arange(96), [3, 9, 40, 41, 77])
+    assert len(slow_steps(varied + 300.0 * irregular)) == 0
+
+
 @pytest.mark.parametrize("period", [2, 3, 7, 10, 25, 100])
 def test_period_of_evenly_spaced_steps_is_found(period: int) -> None:
     """Their spacing is the period."""

@@ -68,9 +68,17 @@ def _best_split(blocks: Floats, side: int) -> int:
 
 
 def slow_steps(values: Floats) -> NDArray[np.int64]:
-    """Indices of steps that took 1.5 times the median step; none if they are too few or no minority."""
-    slow = np.flatnonzero(values > SLOW_FACTOR * np.median(values)) if len(values) else np.zeros(0, np.int64)
-    return slow if FEWEST_SLOW <= len(slow) <= RARE_SHARE * len(values) else slow[:0]
+    """Indices of steps that took 1.5 times the median step; none if they are too few or no minority.
+
+    Where step times vary so much that those are no minority: the dominant ones of them, if they are regular.
+    """
+    middle = float(np.median(values)) if len(values) else 0.0
+    slow = np.flatnonzero(values > SLOW_FACTOR * middle)
+    most = RARE_SHARE * len(values)
+    if len(slow) > most:
+        slow = dominant_slow_steps(slow, values[slow] - middle)
+        return slow if len(slow) <= most and find_period(slow) is not None else slow[:0]
+    return slow if len(slow) >= FEWEST_SLOW else slow[:0]
 
 
 def dominant_slow_steps(slow: NDArray[np.int64], excess: Floats) -> NDArray[np.int64]:

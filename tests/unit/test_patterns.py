@@ -11,6 +11,7 @@ from tests.unit.made import every
 from traceml.analyze.patterns import find_period, find_shift, slow_steps
 
 NOISE = np.random.default_rng(7)
+BURST = [13, 91, 93, 95, 97, 99, 101, 102, 103, 105, 107, 109]
 
 
 def steady(count: int, level: float = 10.0, noise: float = 0.03) -> np.ndarray:
@@ -119,7 +120,11 @@ def test_period_is_found_despite_small_irregularities() -> None:
     assert find_period(np.array([i * 10 for i in range(12) if i != 6])) == 10
 
 
-@pytest.mark.parametrize("indices", [[], [3], [3, 9, 40], [1, 5, 30, 31, 77, 120], [1, 2, 3, 4, 5]], ids=str)
+@pytest.mark.parametrize(
+    "indices",
+    [[], [3], [3, 9, 40], [1, 5, 30, 31, 77, 120], [1, 2, 3, 4, 5], BURST, [20, 22, 23, 26, 28, 29, 32]],
+    ids=str,
+)
 def test_irregular_steps_have_no_period(indices: list[int]) -> None:
-    """Too few, irregular or neighbouring steps have no period."""
+    """Too few, irregular or neighbouring steps have no period; nor has a burst with one step long before."""
     assert find_period(np.array(indices, dtype=np.int64)) is None

@@ -17,6 +17,9 @@ STALL_FACTOR: Final = 3.0
 STALL_LEAST_NS: Final = 50e6
 """A stall takes at least so many times the median step, and so much longer: any machine has hiccups."""
 STRETCH_SHARE: Final = 0.8
+PERIOD_SHARE: Final = 0.8
+LOOSE_FROM: Final = 5
+"""From this period on, a distance that is one step off still agrees with it."""
 RUN_SHARE: Final = 0.1
 """A shorter part of a series is noise between two runs."""
 SHIFT_SHARE: Final = 0.15
@@ -126,13 +129,15 @@ def find_runs(values: NDArray[np.intp], most: int) -> list[tuple[int, int, int]]
 
 
 def find_period(indices: NDArray[np.int64]) -> int | None:
-    """The period of these steps, if at least 80 % of the distances between them agree."""
+    """The period of these steps: at least 80 % of the distances between them agree, and from the first to the
+    last at least 80 % of the steps that it calls for are there. A burst of slow steps has no period."""
     if len(indices) < FEWEST_SLOW + 1:
         return None
     distances = np.diff(indices)
     values, counts = np.unique(distances, return_counts=True)
     period = int(values[np.argmax(counts)])
-    near = np.abs(distances - period) <= max(1, period // 20)
-    if period <= 1 or np.mean(near) < 0.8:
+    near = np.abs(distances - period) <= max(period >= LOOSE_FROM, period // 20)
+    if period <= 1 or np.mean(near) < PERIOD_SHARE:
         return None
-    return int(np.median(distances[near]))
+    called_for = (indices[-1] - indices[0]) / period
+    return int(np.median(distances[near])) if len(distances) >= PERIOD_SHARE * called_for else None

@@ -65,6 +65,15 @@ def test_module_target(line: str, arguments: list[str]) -> None:
     assert (found.is_module, found.target, found.arguments) == (True, "pkg.train", arguments)
 
 
+def test_module_that_is_a_launcher_keeps_its_flags() -> None:
+    """`-m torch.distributed.run` is torchrun: its flags are its own, and no torchrun goes around it."""
+    found = parsed("--quiet -m torch.distributed.run --nproc-per-node=2 --nnodes 1 train.py --quiet")
+    assert found.flags == {"quiet": "1"}
+    assert found.arguments == ["--nproc-per-node=2", "--nnodes", "1", "train.py", "--quiet"]
+    assert found.is_module
+    assert not found.is_python
+
+
 def test_disable_flag_works_before_and_after_the_script() -> None:
     """`--disable-traceml` works before and after the script, but not among its arguments."""
     assert parsed("--disable-traceml train.py").disabled

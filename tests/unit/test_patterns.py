@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from tests.unit.made import every
 from traceml.analyze.patterns import find_period, find_shift, slow_steps
+from traceml.analyze.window import Floats
 
 NOISE = np.random.default_rng(7)
+BURST = [13, 91, 93, 95, 97, 99, 101, 102, 103, 105, 107, 109]
 
 
 def steady(count: int, level: float = 10.0, noise: float = 0.03) -> np.ndarray:
@@ -146,6 +148,17 @@ def test_too_few_or_too_many_slow_steps_are_ignored() -> None:
     assert len(slow_steps(every(3, 90.0, 99, otherwise=10.0))) == 0
 
 
+def test_regular_slow_steps_are_found_among_steps_that_vary_much() -> None:
+    """A rollout every 12 steps is found although a third of the others take twice the median. So are steps that
+    are slower by far at irregular places. Without them, or if they are near the others, nothing is slow."""
+    varied: Floats = np.where(np.arange(96) % 7 < 3, 20.0, 8.0) + np.arange(96) % 5
+    assert len(slow_steps(varied)) == 0
+    assert list(slow_steps(varied + every(12, 300.0, 96))) == list(range(0, 96, 12))
+    irregular = np.isin(np.arange(96), [3, 9, 40, 41, 77])
+    assert list(slow_steps(varied + 300.0 * irregular)) == [3, 9, 40, 41, 77]
+    assert len(slow_steps(varied + 8.0 * irregular)) == 0
+
+
 @pytest.mark.parametrize("period", [2, 3, 7, 10, 25, 100])
 def test_period_of_evenly_spaced_steps_is_found(period: int) -> None:
     """Their spacing is the period."""
@@ -158,7 +171,11 @@ def test_period_is_found_despite_small_irregularities() -> None:
     assert find_period(np.array([i * 10 for i in range(12) if i != 6])) == 10
 
 
-@pytest.mark.parametrize("indices", [[], [3], [3, 9, 40], [1, 5, 30, 31, 77, 120], [1, 2, 3, 4, 5]], ids=str)
+@pytest.mark.parametrize(
+    "indices",
+    [[], [3], [3, 9, 40], [1, 5, 30, 31, 77, 120], [1, 2, 3, 4, 5], BURST, [20, 22, 23, 26, 28, 29, 32]],
+    ids=str,
+)
 def test_irregular_steps_have_no_period(indices: list[int]) -> None:
-    """Too few, irregular or neighbouring steps have no period."""
+    """Too few, irregular or neighbouring steps have no period; nor has a burst with one step long before."""
     assert find_period(np.array(indices, dtype=np.int64)) is None

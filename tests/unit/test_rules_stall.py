@@ -387,6 +387,8 @@ def test_uneven_accumulation_is_not_called_dropped_steps() -> None:
     assert first_kinds(findings) == ["JITTER"]
     assert "; they take 2 batches instead of 1." in findings[0].summary
     assert "in wait, after the forward pass" in findings[0].summary
+    no_loader = diagnose_time(replace(skipping(backward=20.0), input_inferred=True))
+    assert "; they take 2 backward passes instead of 1." in no_loader[0].summary
 
 
 def test_a_loop_that_fetches_ahead_skips_no_batch() -> None:

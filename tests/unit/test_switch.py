@@ -312,6 +312,30 @@ def test_short_watched_gaps_are_read_seldom_and_counted_alike(kind: type[PythonS
 
 
 @BOTH
+def test_short_gaps_of_one_place_are_not_taken_for_each_other(kind: type[PythonSwitch]) -> None:
+    """Between two modules the thread sleeps 0.3 ms, then a loss takes 0.6 ms: in every step the sleep stays
+    wait and the loss is the model's, also in the steps that read neither."""
+    d = Driver(kind)
+    forward = [("enter_compute", c.FORWARD), ("tick", 1_000_000, 1_000_000), ("nodes", 7), ("leave",)]
+    *head, loss, nodes, backward, left, optimizer, done, publish = loop(0, 600_000, 600_000, 20, True)
+    sleep = [*forward, ("tick", 300_000, 0), *forward]
+    d.play(300 * [*head, *sleep, loss, nodes, backward, left, optimizer, done, publish])
+    for row in d.rows[10:]:
+        assert value(row, "wait_forward") // 50_000 == 6
+        assert value(row, "forward") // 100_000 == 26
+
+
+@BOTH
+def test_work_after_the_last_phase_of_a_step_is_busy(kind: type[PythonSwitch]) -> None:
+    """A hand-written update after backward, until the step ends without an optimizer: the thread ran in all
+    of it. A sleep in its place is not busy."""
+    for ran in (2_000_000, 0):
+        d, step = Driver(kind), loop(1_000, 0, 0, 5, False)[:-3]
+        d.play(100 * [*step, ("tick", 2_000_000, ran), ("publish", False)])
+        assert {value(row, "busy_wait_us") for row in d.rows[10:]} == {ran // 1000}
+
+
+@BOTH
 def test_watched_gaps_above_a_millisecond_are_always_read(kind: type[PythonSwitch]) -> None:
     """Gaps of 5 ms run half the time in some steps and not at all in others: each row says its own."""
     d = Driver(kind)

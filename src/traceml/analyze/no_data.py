@@ -103,7 +103,8 @@ _SEEN: Final = (
         "torch",
         (
             "torch was imported, but no backward pass or optimizer step ran, so nothing was recorded.",
-            "Check that the command trains: its training may run in a process that Python did not start.",
+            "Check that the command trains: its training may run in a process that Python did not start. If "
+            "it needs no backward pass, mark its steps with traceml.trace_step(model).",
         ),
     ),
     (

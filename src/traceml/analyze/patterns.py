@@ -18,6 +18,9 @@ STALL_FACTOR: Final = 3.0
 STALL_LEAST_NS: Final = 50e6
 """A stall takes at least so many times the median step, and so much longer: any machine has hiccups."""
 STRETCH_SHARE: Final = 0.8
+PERIOD_SHARE: Final = 0.8
+LOOSE_FROM: Final = 5
+"""From this period on, a distance that is one step off still agrees with it."""
 RUN_SHARE: Final = 0.1
 """A shorter part of a series is noise between two runs."""
 SHIFT_SHARE: Final = 0.15
@@ -152,20 +155,20 @@ def _best_split(blocks: Floats, side: int) -> int:
 
 def slow_steps(values: Floats) -> NDArray[np.int64]:
     """Indices of steps that took 1.5 times the median step; none if they are too few or no minority. If many
-    steps are that slow, as on a busy machine, those that are slower by far."""
+    steps are that slow, as on a busy machine, those that are slower by far, or regular."""
     slow = np.flatnonzero(values > SLOW_FACTOR * np.median(values)) if len(values) else np.zeros(0, np.int64)
     if len(slow) > RARE_SHARE * len(values):
-        slow = _far_slower(values, slow)
+        slow = _dominant_ones(values, slow)
     return slow if FEWEST_SLOW <= len(slow) <= RARE_SHARE * len(values) else slow[:0]
 
 
-def _far_slower(values: Floats, slow: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The slow steps of the dominant size, if hardly any other step comes near them."""
+def _dominant_ones(values: Floats, slow: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The slow steps of the dominant size, if hardly any other step comes near them, or they are regular."""
     excess = values - np.median(values)
     found = dominant_slow_steps(slow, excess[slow])
     others = np.delete(excess, found)
     is_apart = len(others) and excess[found].min() >= FAR_FACTOR * np.percentile(others, 95)
-    return found if is_apart else found[:0]
+    return found if is_apart or find_period(found) is not None else found[:0]
 
 
 def dominant_slow_steps(slow: NDArray[np.int64], excess: Floats) -> NDArray[np.int64]:
@@ -213,13 +216,15 @@ def find_runs(values: NDArray[np.intp], most: int) -> list[tuple[int, int, int]]
 
 
 def find_period(indices: NDArray[np.int64]) -> int | None:
-    """The period of these steps, if at least 80 % of the distances between them agree."""
+    """The period of these steps: at least 80 % of the distances between them agree, and from the first to the
+    last at least 80 % of the steps that it calls for are there. A burst of slow steps has no period."""
     if len(indices) < FEWEST_SLOW + 1:
         return None
     distances = np.diff(indices)
     values, counts = np.unique(distances, return_counts=True)
     period = int(values[np.argmax(counts)])
-    near = np.abs(distances - period) <= max(1, period // 20)
-    if period <= 1 or np.mean(near) < 0.8:
+    near = np.abs(distances - period) <= max(period >= LOOSE_FROM, period // 20)
+    if period <= 1 or np.mean(near) < PERIOD_SHARE:
         return None
-    return int(np.median(distances[near]))
+    called_for = (indices[-1] - indices[0]) / period
+    return int(np.median(distances[near])) if len(distances) >= PERIOD_SHARE * called_for else None

@@ -120,7 +120,7 @@ typedef struct {
      * timed; see own_cost_shown. */
     int64_t own[4];
     long long watching, looks_left, longest_gap; /* long gaps: see _end_gap in switch.py */
-    double busy_share[MOST_SLOTS], work_share[MOST_SLOTS];
+    double uses[2 * MOST_SLOTS][3]; /* of gaps that were read, see switch.py */
     long long cpu_since, blocked_since, nodes_since, phase_began, phase_nodes, step_nodes;
     double node_forward, node_backward;
     PyObject *count_nodes;  /* None or callable(): operations that autograd has recorded */
@@ -264,6 +264,7 @@ static void begin_gap(Switch *s) {
 
 static void use_of_gap(Switch *s, int64_t gap, long long before, int64_t *busy, int64_t *work) {
     int place = at(s->current);
+    double *uses = s->uses[2 * place + (before >= 0)];
     if (s->is_watched) {
         ThreadUse use = thread_use(s);
         *busy = use.cpu_ns - s->cpu_since;
@@ -273,11 +274,12 @@ static void use_of_gap(Switch *s, int64_t gap, long long before, int64_t *busy, 
             double allowed = (double)nodes_after(s, s->nodes_since) * node_ns * cfg.node_factors[before != cfg.forward];
             *work = allowed < (double)*busy ? (int64_t)allowed : *busy;
         }
-        s->busy_share[place] = (double)*busy / (double)gap;
-        s->work_share[place] = (double)*work / (double)gap;
-    } else if (!s->looks && gap < cfg.look_always_ns && s->watch[place] >= cfg.watch_from) {
-        *busy = (int64_t)((double)gap * s->busy_share[place]);
-        if (before >= 0) *work = (int64_t)((double)gap * s->work_share[place]);
+        uses[0] += (double)gap;
+        uses[1] += (double)*busy;
+        uses[2] += (double)*work;
+    } else if (!s->looks && gap < cfg.look_always_ns && s->watch[place] >= cfg.watch_from && uses[0] > 0) {
+        *busy = (int64_t)((double)gap * (uses[1] / uses[0]));
+        *work = (int64_t)((double)gap * (uses[2] / uses[0]));
     }
 }
 
@@ -491,6 +493,8 @@ static void restart(Switch *s, int64_t now) {
         s->looks = s->looks_left > 0 || s->looks_left % cfg.look_every == 0;
     }
     s->longest_gap = 0;
+    if (s->looks)
+        for (double *use = s->uses[2 * cfg.first_wait]; use < s->uses[0] + 6 * cfg.slots; use++) *use /= 2;
     if (!cfg.is_wait[at(s->current)]) return;
     s->current = cfg.wait_start;
     s->is_watched = 0;
@@ -538,6 +542,7 @@ static uint32_t half(long long count) {
 
 /* Write the row of the step that ends at `now`, its sequence number last; begin the next step. */
 static void write_row(Switch *s, int64_t now, long long flags) {
+    if (now > s->since && cfg.is_wait[at(s->current)]) end_gap(s, now, -1);
     s->totals[at(s->current)] += now - s->since;
     s->since = now;
     int i;
@@ -713,8 +718,7 @@ static int Switch_init(Switch *s, PyObject *args, PyObject *kwargs) {
     memset(s->totals, 0, sizeof s->totals);
     clear_counts(s);
     memset(s->watch, cfg.watch_at_first, sizeof s->watch);
-    memset(s->busy_share, 0, sizeof s->busy_share);
-    memset(s->work_share, 0, sizeof s->work_share);
+    memset(s->uses, 0, sizeof s->uses);
     s->looks = s->looks_left = s->longest_gap = 0;
     s->switches = s->watching = s->is_watched = s->cpu_since = s->blocked_since = s->nodes_since = 0;
     s->phase_slot = s->phase_began = s->phase_nodes = s->step_nodes = 0;

@@ -73,7 +73,8 @@ class PythonSwitch:
         self.looks = False  # what watched gaps use is read in this step
         self.looks_left = 0  # for so many steps in a row; below 0, in one of LOOK_EVERY
         self.longest_gap = 0  # of the running step
-        self.busy_share, self.work_share = [0.0] * PLACES, [0.0] * PLACES  # of the last gap that was read
+        # Of the gaps that were read, by place and whether the model follows: time, of it busy, of it work.
+        self.uses = [[0.0, 0.0, 0.0] for _ in range(2 * PLACES)]
         self.is_watched = False  # the running gap is, and so it began with these
         self.cpu_since = self.blocked_since = self.nodes_since = 0
         self.phase_slot = 0  # the pass that is timed, to learn what one of its operations takes
@@ -201,7 +202,7 @@ class PythonSwitch:
 
     def _use_of_gap(self, gap: int, place: int, before: int) -> tuple[int, int]:
         """How long the thread ran in a long gap, and how much of that was the model's work."""
-        work = 0
+        work, use = 0, self.uses[2 * place + (before >= 0)]
         if self.is_watched:
             cpu, blocked = self.thread_clock()
             ran = blocked >= 0 and blocked == self.blocked_since  # or was ready to, on a busy machine
@@ -210,11 +211,11 @@ class PythonSwitch:
                 node_ns = max(self.node_forward, self.node_backward)
                 allowed = self._nodes_after(self.nodes_since) * node_ns * NODE_FACTORS[before != c.FORWARD]
                 work = min(busy, int(allowed))
-            self.busy_share[place], self.work_share[place] = busy / gap, work / gap
+            use[:] = use[0] + gap, use[1] + busy, use[2] + work
             return busy, work
-        if self.looks or gap >= LOOK_ALWAYS_NS or self.watch[place] < WATCH_FROM:
+        if self.looks or gap >= LOOK_ALWAYS_NS or self.watch[place] < WATCH_FROM or not use[0]:
             return 0, 0
-        return int(gap * self.busy_share[place]), int(gap * self.work_share[place]) if before >= 0 else 0
+        return int(gap * (use[1] / use[0])), int(gap * (use[2] / use[0]))
 
     def enter_compute(self, slot: int) -> int:
         """Like `enter`, for the model's own work: a part of the gap before it may belong to the model too.
@@ -314,6 +315,8 @@ class PythonSwitch:
         """End the step at `now`: write its row, the sequence number last, and begin the next one."""
         if self.row_at >= self.row_end:
             raise ValueError("no room for a row")
+        if now > self.since and IS_WAIT[self.current]:
+            self._end_gap(now, -1)
         self.flush(now)
         for source, target in LEFT_OVER:
             self.move(source, target)
@@ -377,6 +380,8 @@ class PythonSwitch:
             self.looks_left = LOOK_ON if self.longest_gap >= LOOK_ALWAYS_NS else self.looks_left - 1
         self.looks = self.watching > 0 and (self.looks_left > 0 or self.looks_left % LOOK_EVERY == 0)
         self.longest_gap = 0
+        if self.looks:  # what was read in the steps before counts half as much as what will be
+            self.uses = [[used / 2 for used in use] for use in self.uses]
         if IS_WAIT[self.current]:
             self.current = c.WAIT_START
             self.is_watched = False

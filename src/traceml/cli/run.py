@@ -41,7 +41,7 @@ class Parsed:
     @property
     def is_python(self) -> bool:
         """Whether the target is a script or a module, not a command of its own."""
-        return self.is_module or self.target.endswith(".py")
+        return launch.is_python(self.target, self.is_module)
 
 
 def main(words: list[str], name: str = "run", about: str | None = None) -> int:

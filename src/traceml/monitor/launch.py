@@ -5,10 +5,24 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from traceml.errors import CommandError
 from traceml.monitor.this_node import ThisNode
 from traceml.settings import DISABLED_VARIABLE, KEY_VARIABLE, Settings, for_training
+
+LAUNCHERS: Final = (
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "accelerate.commands.launch",
+    "deepspeed.launcher.runner",
+)
+"""Modules that start ranks of their own, with flags like ours: `-m` and one of them is a command."""
+
+
+def is_python(target: str, is_module: bool) -> bool:
+    """Whether this is a script or a module that trains, not a command of its own."""
+    return target not in LAUNCHERS if is_module else target.endswith(".py")
 
 
 def python_command(target: str, arguments: list[str], is_module: bool) -> list[str]:

@@ -26,7 +26,7 @@ def run(target: str, arguments: list[str], is_module: bool, flags: Mapping[str, 
     plain = launch.plain_command(target, arguments, is_module)
     environment = launch.given_environment()
     settings = resolve_launch(flags, _file_values(), environment)
-    is_python = is_module or target.endswith(".py")
+    is_python = launch.is_python(target, is_module)
     if not is_python or (settings.nproc_per_node is None and settings.nnodes == 1):
         return become(plain, environment)
     # With a name, Slurm's variables need no look into the logs folder for a free one.

@@ -217,7 +217,8 @@ def _more_batches(window: w.Window, slow: Any, others: Any) -> str:
     if not window.more_batches.any():
         return ""
     many, usual = (1 + float(np.median(window.more_batches[:, at])) for at in (slow, others))
-    return f"; they take {many:g} batches instead of {usual:g}" if many > usual else ""
+    what = "backward passes" if window.input_inferred else "batches"
+    return f"; they take {many:g} {what} instead of {usual:g}" if many > usual else ""
 
 
 def _find_cause(

@@ -149,8 +149,8 @@ def test_too_few_or_too_many_slow_steps_are_ignored() -> None:
 
 
 def test_regular_slow_steps_are_found_among_steps_that_vary_much() -> None:
-    """A rollout every 12 steps is found although a third of the others take twice the median. So are steps that
-    are slower by far at irregular places. Without them, or if they are near the others, nothing is slow."""
+    """A rollout every 12 steps is found although a third of the others take twice the median. So are steps at
+    irregular places that are slower by far. Without them, or if they are near the others, nothing is slow."""
     varied: Floats = np.where(np.arange(96) % 7 < 3, 20.0, 8.0) + np.arange(96) % 5
     assert len(slow_steps(varied)) == 0
     assert list(slow_steps(varied + every(12, 300.0, 96))) == list(range(0, 96, 12))

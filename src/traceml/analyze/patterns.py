@@ -1,7 +1,5 @@
 """Patterns in step times: a lasting shift, slow steps, and the period at which slow steps occur."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Final

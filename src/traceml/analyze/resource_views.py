@@ -1,7 +1,5 @@
 """What the rules about memory and gauges look at."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cached_property
 

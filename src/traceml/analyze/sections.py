@@ -1,7 +1,5 @@
 """The sections of the summary: findings, window, metrics, and the numbers of each rank or node."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

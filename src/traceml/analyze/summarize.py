@@ -1,7 +1,5 @@
 """From a run's rows and facts to its Summary."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -81,7 +81,7 @@ static struct {
     int slots, recorded, first_user, first_wait, after_validation, after_pending, pending_gap, pending_no_grad;
     int input, forward, no_grad, backward, sync, optimizer, validation, checkpoint, wait_start, wait_forward;
     int short_gap_ns, gap_weight, watch_at_first, watch_from, watch_most, input_inferred;
-    int look_always_ns, look_every, look_on;
+    int look_always_ns, look_every, look_on, look_fade, look_share;
     double node_factors[2];
     unsigned char is_wait[MOST_SLOTS];
     unsigned char after[MOST_SLOTS];
@@ -119,7 +119,7 @@ typedef struct {
     /* What this costs itself, in one of SAMPLE_EVERY steps: time, steps, calls that only passed, calls that were
      * timed; see own_cost_shown. */
     int64_t own[4];
-    long long watching, looks_left, longest_gap; /* long gaps: see _end_gap in switch.py */
+    long long watching, looks_left, long_ns, span_ns; /* long gaps: see _end_gap in switch.py */
     double uses[2 * MOST_SLOTS][3]; /* of gaps that were read, see switch.py */
     long long cpu_since, blocked_since, nodes_since, phase_began, phase_nodes, step_nodes;
     double node_forward, node_backward;
@@ -274,12 +274,14 @@ static void use_of_gap(Switch *s, int64_t gap, long long before, int64_t *busy, 
             double allowed = (double)nodes_after(s, s->nodes_since) * node_ns * cfg.node_factors[before != cfg.forward];
             *work = allowed < (double)*busy ? (int64_t)allowed : *busy;
         }
+        if (gap >= cfg.look_always_ns) return;
         uses[0] += (double)gap;
         uses[1] += (double)*busy;
         uses[2] += (double)*work;
-    } else if (!s->looks && gap < cfg.look_always_ns && s->watch[place] >= cfg.watch_from && uses[0] > 0) {
-        *busy = (int64_t)((double)gap * (uses[1] / uses[0]));
-        *work = (int64_t)((double)gap * (uses[2] / uses[0]));
+    } else if (!s->looks && s->watch[place] >= cfg.watch_from && uses[0] > 0) {
+        double alike = (double)(gap < cfg.look_always_ns ? gap : cfg.look_always_ns);
+        *busy = (int64_t)(alike * (uses[1] / uses[0]));
+        *work = (int64_t)(alike * (uses[2] / uses[0]));
     }
 }
 
@@ -296,7 +298,7 @@ static int64_t end_gap(Switch *s, int64_t now, long long before) {
     int64_t busy = 0;
     use_of_gap(s, gap, before, &busy, &work);
     s->busy_wait_ns += busy - work;
-    if (gap > s->longest_gap) s->longest_gap = gap;
+    if (gap >= cfg.look_always_ns) s->long_ns += gap;
     s->is_watched = 0;
     int seen = *watch;
     *watch = (unsigned char)(seen + cfg.gap_weight > cfg.watch_most ? cfg.watch_most : seen + cfg.gap_weight);
@@ -486,13 +488,15 @@ static PyObject *Switch_fetched(Switch *s, PyObject *args) {
 static void restart(Switch *s, int64_t now) {
     memset(s->totals, 0, (size_t)cfg.slots * sizeof *s->totals);
     clear_counts(s);
+    int64_t began = s->begin;
     s->begin = s->since = now;
     s->switches = s->step_flags = s->looks = 0;
     if (s->watching) {
-        s->looks_left = s->longest_gap >= cfg.look_always_ns ? cfg.look_on : s->looks_left - 1;
-        s->looks = s->looks_left > 0 || s->looks_left % cfg.look_every == 0;
+        s->looks_left -= 1;
+        s->long_ns -= s->long_ns >> cfg.look_fade;
+        s->span_ns += (now > began ? now - began : 0) - (s->span_ns >> cfg.look_fade);
+        s->looks = s->looks_left > 0 || s->looks_left % cfg.look_every == 0 || s->long_ns * cfg.look_share > s->span_ns;
     }
-    s->longest_gap = 0;
     if (s->looks)
         for (double *use = s->uses[2 * cfg.first_wait]; use < s->uses[0] + 6 * cfg.slots; use++) *use /= 2;
     if (!cfg.is_wait[at(s->current)]) return;
@@ -719,7 +723,7 @@ static int Switch_init(Switch *s, PyObject *args, PyObject *kwargs) {
     clear_counts(s);
     memset(s->watch, cfg.watch_at_first, sizeof s->watch);
     memset(s->uses, 0, sizeof s->uses);
-    s->looks = s->looks_left = s->longest_gap = 0;
+    s->looks = s->looks_left = s->long_ns = s->span_ns = 0;
     s->switches = s->watching = s->is_watched = s->cpu_since = s->blocked_since = s->nodes_since = 0;
     s->phase_slot = s->phase_began = s->phase_nodes = s->step_nodes = 0;
     s->node_forward = s->node_backward = 0;
@@ -1020,12 +1024,12 @@ static PyObject *timed(Seam *m, int way, PyObject *const *args, size_t nargsf, P
 
 static PyObject *phase_call(Seam *m, PyObject *const *args, size_t nargsf, PyObject *names) {
     Switch *s = m->sw;
+    int64_t began = s->sampled && s->current >= cfg.first_user ? now_ns(s) : 0; /* of an outermost call */
     int way = usual(m, nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET ? args[0] : NULL);
     if (way == PASS) {
         s->own[OWN_PASSES] += s->sampled;
         return call(m->original, args, nargsf, names);
     }
-    int64_t began = s->sampled && s->current >= cfg.first_user ? now_ns(s) : 0; /* of an outermost call */
     if (began) s->first_start = 0; /* one of a call that Python timed may be left */
     PyObject *result = way == LOOK ? call(m->twin, args, nargsf, names) : timed(m, way, args, nargsf, names);
     if (began) {
@@ -1264,6 +1268,7 @@ static PyObject *configure(PyObject *module, PyObject *args) {
         {"wait_forward", &cfg.wait_forward}, {"short_gap_ns", &cfg.short_gap_ns}, {"gap_weight", &cfg.gap_weight},
         {"watch_at_first", &cfg.watch_at_first}, {"watch_from", &cfg.watch_from}, {"watch_most", &cfg.watch_most},
         {"look_always_ns", &cfg.look_always_ns}, {"look_every", &cfg.look_every}, {"look_on", &cfg.look_on},
+        {"look_fade", &cfg.look_fade}, {"look_share", &cfg.look_share},
         {"input_inferred", &cfg.input_inferred},
     };
     PyObject *given, *method;

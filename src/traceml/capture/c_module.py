@@ -1,7 +1,5 @@
 """The C module, set up with the constants of slots.py; None where it is missing and Python does the work."""
 
-from __future__ import annotations
-
 import os
 import types
 from typing import Any, Final
@@ -15,7 +13,9 @@ from traceml.capture.slots import (
     LONG_GAP_WEIGHT,
     LOOK_ALWAYS_NS,
     LOOK_EVERY,
+    LOOK_FADE,
     LOOK_ON,
+    LOOK_SHARE,
     NODE_FACTORS,
     PENDING_GAP,
     PENDING_NO_GRAD,
@@ -53,6 +53,8 @@ def _load_c_module() -> Any:
             "look_always_ns": LOOK_ALWAYS_NS,
             "look_every": LOOK_EVERY,
             "look_on": LOOK_ON,
+            "look_fade": LOOK_FADE,
+            "look_share": LOOK_SHARE,
             "input_inferred": c.FLAG_INPUT_INFERRED,
             **{phase.key: slot for slot, phase in enumerate(c.PHASES)},
             **{place.key: slot for slot, place in enumerate(c.WAIT_PLACES, c.FIRST_WAIT)},

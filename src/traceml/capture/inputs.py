@@ -5,8 +5,6 @@ pass is training, whatever ran on it before. Roles belong to iterators, not to l
 the training loader works. Iterators and batches are held by weak references.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Sequence
 from threading import get_ident

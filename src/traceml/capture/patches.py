@@ -3,8 +3,6 @@
 docs/architecture.md says for each row who can notice it and which public hook was weighed against it.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from typing import Any

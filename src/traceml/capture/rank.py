@@ -111,11 +111,12 @@ def _own_cost_ns() -> dict[str, int]:
         _cold_ns(function) for function in (nothing, call, wrapped, lambda: scratch.publish(scratch.since, 0))
     )
     scratch.thread = -1
+    pass_ns = max(_hot_ns(call) - _hot_ns(nothing), 1)
     step_ns = max(wrapped_ns - call_ns, 0)
     return {
-        "switch_ns": max(call_ns - empty_ns, 0),
+        "switch_ns": max(call_ns - empty_ns, pass_ns),
         "row_ns": max(row_ns - empty_ns, 0) + step_ns,
-        "pass_ns": max(_hot_ns(call) - _hot_ns(nothing), 0),
+        "pass_ns": pass_ns,
         "step_ns": step_ns,
     }
 

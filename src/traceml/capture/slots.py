@@ -1,7 +1,5 @@
 """The slots of the phase switch: those that a row has, and those whose meaning shows later."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from traceml.recording.layout import row_struct
@@ -39,10 +37,13 @@ usual: each one counts 4, each short one in the same place takes 1 back, and fro
 beginning one is enough."""
 WATCH_AT_FIRST: Final = WATCH_FROM - LONG_GAP_WEIGHT
 LOOK_ALWAYS_NS: Final = 1_000_000
+LOOK_SHARE: Final = 20
+LOOK_FADE: Final = 8
 LOOK_EVERY: Final = 7
 LOOK_ON: Final = 70
-"""Reading is dear beside gaps below 1 ms. After 70 steps without a longer one, one step in 7 reads; the gaps
-of the others are taken to be alike. (Our own cost is measured in one of 16.)"""
+"""Reading is dear beside gaps below 1 ms. After 70 steps it is done in one step of 7 only, and the gaps of
+others are taken to be alike, unless gaps above 1 ms took a 20th of the time of the last 2**8 steps or so.
+(Our own cost is measured in one step of 16.)"""
 NODE_FACTORS: Final = (1.5, 5.0)
 """How many times as long as a typical operation of the model one between modules, or of a loss, may take."""
 ROW: Final = row_struct(c.STEP_COLUMNS)

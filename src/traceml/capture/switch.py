@@ -24,7 +24,9 @@ from traceml.capture.slots import (
     LONG_GAP_WEIGHT,
     LOOK_ALWAYS_NS,
     LOOK_EVERY,
+    LOOK_FADE,
     LOOK_ON,
+    LOOK_SHARE,
     MOST_COUNT,
     NODE_FACTORS,
     PASS,
@@ -58,12 +60,10 @@ class PythonSwitch:
         clock: Callable[[], int] = time.perf_counter_ns,
         thread_clock: Callable[[], tuple[int, int]] = thread_use,
     ) -> None:
-        self.clock = clock
-        self.thread_clock = thread_clock
+        self.clock, self.thread_clock = clock, thread_clock
         self.count_nodes: Callable[[], int] | None = None  # operations that autograd has recorded so far
         self.thread = -1  # nobody: every call passes straight through
-        self.live: Any = bytearray(1)
-        self.live_at = 0
+        self.show_in(None, 0)
         self.mark: Callable[[int], None] | None = None  # device clock: told which slot just ended
         self.totals = _ZEROS.copy()
         self.current = c.WAIT_START
@@ -72,7 +72,7 @@ class PythonSwitch:
         self.watching = 0  # places whose gaps are watched
         self.looks = False  # what watched gaps use is read in this step
         self.looks_left = 0  # for so many steps in a row; below 0, in one of LOOK_EVERY
-        self.longest_gap = 0  # of the running step
+        self.long_ns = self.span_ns = 0  # time in gaps above LOOK_ALWAYS_NS, and in all, of the last steps
         # Of the gaps that were read, by place and whether the model follows: time, of it busy, of it work.
         self.uses = [[0.0, 0.0, 0.0] for _ in range(2 * PLACES)]
         self.is_watched = False  # the running gap is, and so it began with these
@@ -84,8 +84,7 @@ class PythonSwitch:
         self.step = self.sequence = self.rss = self.allocated = self.reserved = self.flags = 0
         self.attention = 1  # the next calls need more than the fast path
         self.look_first = 0  # so does the first forward pass of each step
-        self.blocks = 0  # `trace_step` ends the steps, optimizers do not
-        self.block_depth = 0
+        self.blocks = self.block_depth = 0  # `trace_step` ends the steps, optimizers do not
         self.step_flags = 0  # of the running step
         self.input_from = 0  # the wait place whose time is input, if it is not 0
         self.fast_end = self.leader = self.reading_due = 0
@@ -191,7 +190,7 @@ class PythonSwitch:
             return gap if is_loss else 0
         busy, work = self._use_of_gap(gap, place, before)
         self.busy_wait_ns += busy - work
-        self.longest_gap = max(self.longest_gap, gap)
+        self.long_ns += gap if gap >= LOOK_ALWAYS_NS else 0
         self.is_watched = False
         seen = self.watch[place]
         self.watch[place] = min(seen + LONG_GAP_WEIGHT, WATCH_MOST)
@@ -205,17 +204,19 @@ class PythonSwitch:
         work, use = 0, self.uses[2 * place + (before >= 0)]
         if self.is_watched:
             cpu, blocked = self.thread_clock()
-            ran = blocked >= 0 and blocked == self.blocked_since  # or was ready to, on a busy machine
+            ran = 0 <= blocked == self.blocked_since  # or was ready to, on a busy machine
             busy = gap if ran else min(gap, cpu - self.cpu_since)
             if before >= 0:
                 node_ns = max(self.node_forward, self.node_backward)
                 allowed = self._nodes_after(self.nodes_since) * node_ns * NODE_FACTORS[before != c.FORWARD]
                 work = min(busy, int(allowed))
-            use[:] = use[0] + gap, use[1] + busy, use[2] + work
+            if gap < LOOK_ALWAYS_NS:
+                use[:] = use[0] + gap, use[1] + busy, use[2] + work
             return busy, work
-        if self.looks or gap >= LOOK_ALWAYS_NS or self.watch[place] < WATCH_FROM or not use[0]:
+        if self.looks or self.watch[place] < WATCH_FROM or not use[0]:
             return 0, 0
-        return int(gap * (use[1] / use[0])), int(gap * (use[2] / use[0]))
+        alike = min(gap, LOOK_ALWAYS_NS)
+        return int(alike * (use[1] / use[0])), int(alike * (use[2] / use[0]))
 
     def enter_compute(self, slot: int) -> int:
         """Like `enter`, for the model's own work: a part of the gap before it may belong to the model too.
@@ -357,10 +358,8 @@ class PythonSwitch:
         now = self.leave(outer)
         if self.blocks and not self.attention:
             return 0
-        ends = (
-            self.fast_end and not self.attention and id(optimizer) == self.leader and now < self.reading_due
-        )
-        ends = ends and self.step + 1 < self.visit
+        ends = self.fast_end and not self.attention and id(optimizer) == self.leader
+        ends = ends and now < self.reading_due and self.step + 1 < self.visit
         if not ends or self.row_at >= self.row_end or not IS_WAIT[self.current]:
             return now
         self.publish(now, 0)
@@ -368,18 +367,21 @@ class PythonSwitch:
 
     def show_in(self, buffer: Any, offset: int) -> None:
         """From now on the current slot can be seen in this byte."""
-        self.live, self.live_at = (buffer, offset) if buffer is not None else (bytearray(1), 0)
+        self.live: Any = bytearray(1) if buffer is None else buffer
+        self.live_at = 0 if buffer is None else offset
 
     def restart(self, now: int) -> None:
         """Begin a new step at `now`."""
         self.totals = _ZEROS.copy()
         self.forget_counts()
-        self.begin = self.since = now
+        began, self.begin, self.since = self.begin, now, now
         self.switches = self.step_flags = 0
         if self.watching:
-            self.looks_left = LOOK_ON if self.longest_gap >= LOOK_ALWAYS_NS else self.looks_left - 1
-        self.looks = self.watching > 0 and (self.looks_left > 0 or self.looks_left % LOOK_EVERY == 0)
-        self.longest_gap = 0
+            self.looks_left -= 1
+            self.long_ns -= self.long_ns >> LOOK_FADE
+            self.span_ns += max(now - began, 0) - (self.span_ns >> LOOK_FADE)
+        is_due = self.looks_left > 0 or self.looks_left % LOOK_EVERY == 0
+        self.looks = self.watching > 0 and (is_due or self.long_ns * LOOK_SHARE > self.span_ns)
         if self.looks:  # what was read in the steps before counts half as much as what will be
             self.uses = [[used / 2 for used in use] for use in self.uses]
         if IS_WAIT[self.current]:

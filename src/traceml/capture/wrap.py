@@ -5,8 +5,6 @@ unusual. Where the C module is missing the twin does all the work. What users co
 a plain function instead, which torch.compile looks through and pickle finds by name.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """How each kind of call is timed: forward, backward, batches, optimizer steps, exchanges, copies, saves."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Step-time diagnoses of change: step time that rose and stayed up, and slow steps now and then."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final

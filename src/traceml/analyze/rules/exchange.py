@@ -1,7 +1,5 @@
 """Diagnoses of the exchange between ranks: what it costs even the last one, and what the others wait for."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

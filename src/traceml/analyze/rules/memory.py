@@ -1,7 +1,5 @@
 """Step-memory diagnoses: pressure, imbalance and growth; on resident memory if there is no accelerator."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

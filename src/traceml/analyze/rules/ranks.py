@@ -1,7 +1,5 @@
 """Diagnoses that compare ranks: which one holds the others up, in which phase, and what it costs."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

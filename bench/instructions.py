@@ -51,7 +51,7 @@ def count(folder: Path, traced: bool) -> tuple[float, float, float]:
     command = [*valgrind, "--callgrind-out-file=/dev/null", f"--log-file={out}", sys.executable, "script.py"]
     if traced:
         command = [sys.executable, "-m", "traceml", "run", "--quiet", "--run-name", "counts", *command]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
     subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
     (counted,) = re.findall(r"Collected : ([\d ]+)", out.read_text())
     instructions, _, _, code, reads, writes, *_ = (int(word) / STEPS for word in counted.split())

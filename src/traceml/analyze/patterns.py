@@ -66,8 +66,8 @@ class Shift:
 def find_shift(values: Floats) -> Shift | None:
     """The place where a series rises and stays up, or None. Both sides must be long enough, their medians
     must differ by 15 %, and they must hardly overlap: nine out of ten blocks before the rise are below the
-    middle of both levels, nine out of ten after it are above, and so are the last ones. Around the middle of
-    a noisy ramp they do overlap."""
+    middle of both levels, nine out of ten after it are above, and so are the last ones. The two sides of a
+    ramp may overlap."""
     count = len(values)
     if count < 2 * SHIFT_SIDE_STEPS:
         return None

@@ -36,9 +36,7 @@ def comm_bound(view: RankView) -> Measured | None:
     saves_ms, most = _most_saved_ms(window), most_exchanges(window)
     evidence: dict[str, EvidenceValue] = {"sync_ms": cost_ms, "step_ms": step_ms, "saves_ms": saves_ms}
     return Measured(
-        level=beyond_delay(
-            judged_share(share, typical), window.cpu_delay_share
-        ),  # a lack of cores, not of bandwidth
+        level=beyond_delay(judged_share(share, typical), window.cpu_delay_share),
         score=share,
         words={"most": fmt.count(most)},
         phase=w.SYNC,

@@ -1,10 +1,8 @@
-"""What TraceML costs: plain and traced runs of the same script, interleaved.
+"""What TraceML costs a training: recording on and off, plain and traced runs, start and end.
 
-    python bench/overhead.py [--pairs 9] [--write docs/performance.md]
+    python bench/overhead.py [--seconds 20] [--pairs 12] [--write docs/performance.md]
 
-For steps of about 0.3, 3 and 30 ms: the added microseconds per step. Each run reports the median of its step
-times. The difference within a pair is one observation; the tables show the median and quartiles over pairs.
-Also measured: the wall time added at the start and end of a run, and the CPU and memory of the monitor.
+The loops are in loops.py. Everything that is compared alternates within one run of this program.
 """
 
 from __future__ import annotations
@@ -25,54 +23,15 @@ from traceml.capture.slots import ROW
 from traceml.recording.layout import padded_row_size
 from traceml.recording.writer import CHUNK_BYTES
 
-SCRIPT = """
-import json, statistics, sys, time
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, Dataset
-torch.set_num_threads(1)
-steps, width, repeat = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-class Data(Dataset):
-    def __init__(self):
-        self.x, self.y = torch.randn(16, width), torch.randn(16, 1)
-    def __len__(self):
-        return steps
-    def __getitem__(self, index):
-        return self.x, self.y
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(*[nn.Linear(width, width) for _ in range(repeat)], nn.Linear(width, 1))
-    def forward(self, x):
-        return self.layers(x)
-model = Model()
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-switch = None
-if len(sys.argv) > 4:  # switch recording off and on every few steps
-    from traceml.capture import install
-    switch, thread = install.active().switch, install.active().switch.thread
-times, off, skip = [], [], 0
-before = time.perf_counter_ns()
-for index, (x, y) in enumerate(DataLoader(Data(), batch_size=None), 1):
-    optimizer.zero_grad()
-    loss = nn.functional.mse_loss(model(x), y)
-    loss.backward()
-    optimizer.step()
-    now = time.perf_counter_ns()
-    if skip:
-        skip -= 1
-    else:
-        (times if switch is None or switch.thread == thread else off).append(now - before)
-    if switch is not None and index > 100 and index % 20 == 0:
-        switch.thread = -1 if switch.thread == thread else thread
-        switch.restart(switch.clock())
-        skip = 2
-    before = time.perf_counter_ns()
-def report(values):
-    kept = sorted(values[len(values) // 10:])
-    return {"median": statistics.median(kept), "p10": kept[len(kept) // 10]}
-print(json.dumps({**report(times), "steps": steps, "off": report(off) if off else None}))
-"""
+LOOPS = str(Path(__file__).with_name("loops.py"))
+KINDS = (
+    ("plain loop", "plain"),
+    ("with `trace_step`", "trace_step"),
+    ("larger model", "large"),
+    ("4 micro-batches", "accumulation"),
+    ("100 rollout passes", "rollouts"),
+    ("DDP, one rank", "ddp"),
+)
 PARTS = """
 import json, statistics, time
 import torch
@@ -124,86 +83,57 @@ for name, call in calls.items():
     found[name] = (statistics.median(took[True]) - statistics.median(took[False])) / 1e3
 print(json.dumps(found))
 """
-LOOPS = """
-import json, statistics, sys, time
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, Dataset
-try:
-    import traceml
-except ImportError:
-    traceml = None
-torch.set_num_threads(1)
-kind, steps = sys.argv[1], int(sys.argv[2])
-class Data(Dataset):
-    def __len__(self):
-        return steps * 4
-    def __getitem__(self, index):
-        return torch.ones(16, 64)
-model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-def update(x):
-    optimizer.zero_grad()
-    model(x).pow(2).mean().backward()
-    optimizer.step()
-def plain(batches):
-    update(next(batches))
-def blocks(batches):
-    x = next(batches)
-    with traceml.trace_step(model):
-        update(x)
-def accumulation(batches):
-    for _ in range(4):
-        model(next(batches)).pow(2).mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-def rollouts(batches):
-    with torch.no_grad():
-        for _ in range(100):
-            model(torch.ones(1, 64))
-    update(torch.ones(16, 64))
-took, batches = [], iter(DataLoader(Data(), batch_size=None))
-for _ in range(steps):
-    began = time.perf_counter_ns()
-    globals()[kind](batches)
-    took.append(time.perf_counter_ns() - began)
-kept = sorted(took[steps // 5:])
-print(json.dumps({"median": statistics.median(kept), "p10": kept[len(kept) // 10]}))
-"""
-KINDS = (
-    ("plain loop", "plain", 3000),
-    ("`trace_step`", "blocks", 3000),
-    ("4 micro-batches", "accumulation", 1500),
-    ("100 rollout passes", "rollouts", 300),
-)
-SIZES = (("0.3 ms", 4000, 16, 2), ("3 ms", 900, 384, 3), ("30 ms", 120, 1024, 5))
 
 
-def run(traced: bool, folder: Path, words: list[str], run_name: str) -> tuple[dict[str, Any], float]:
-    """Run the script once; returns its report and its wall time."""
-    command = [sys.executable, "script.py", *words]
-    if traced:
-        command = [sys.executable, "-m", "traceml", "run", "--quiet", "--run-name", run_name, *command]
-    began = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout), time.perf_counter() - began
+def run(folder: Path, run_name: str | None, *command: str) -> Any:
+    """Run a script, traced if it gets a name; returns what it printed."""
+    traced = ["-m", "traceml", "run", "--quiet", "--overwrite", "--run-name", run_name] if run_name else []
+    words = [sys.executable, *traced, *((sys.executable,) if run_name else ()), *command]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, check=True)
+    return json.loads(done.stdout)
 
 
-def measure_inside(repeats: int, folder: Path) -> list[str]:
-    """Rows of the second table: recording on and off, switched every 20 steps within one process."""
+def own_estimate(folder: Path, run_name: str) -> float:
+    """What the summary says about its own cost, in microseconds per step."""
+    path = folder / "logs" / run_name / "final_summary.json"
+    return float(json.loads(path.read_text())["overhead"]["us_per_step"])
+
+
+def measure_on_and_off(folder: Path, seconds: float, processes: int = 3) -> list[str]:
+    """Rows of the first table: recording on and off within a process, the median of a few processes."""
     rows = []
-    for name, steps, width, repeat in SIZES:
-        added, calm = [], []
-        for _ in range(repeats):
-            words = [str(2 * steps), str(width), str(repeat), "toggle"]
-            found, _ = run(True, folder, words, f"inside-{name.replace(' ', '')}-{len(added)}")
-            off = found["off"]
-            assert isinstance(off, dict)
-            added.append((found["median"] - off["median"]) / 1e3)
-            calm.append((found["p10"] - off["p10"]) / 1e3)
-        middle, low, high = quartiles(added)
-        spread = f"{low:+.1f} .. {high:+.1f} µs"
-        rows.append(f"| {name} | {middle:+.1f} µs | {spread} | {statistics.median(calm):+.1f} µs |")
+    for name, kind in KINDS:
+        launcher = ["-m", "torch.distributed.run", "--nproc-per-node=1"] if kind == "ddp" else []
+        found = []
+        for _ in range(processes):
+            one = run(folder, kind, *launcher, LOOPS, kind, str(seconds), "alternate")
+            found.append({**one, "own_us": own_estimate(folder, kind)})
+        middle = sorted(found, key=lambda one: one["added_us"])[processes // 2]
+        low, high = middle["interval_us"]
+        ratio = middle["own_us"] / middle["added_us"]
+        others = ", ".join(f"{one['added_us']:+.1f}" for one in found)
+        wrapper = middle["wrapper_us"]
+        rows.append(
+            f"| {name} | {middle['step_us']:.0f} µs | {middle['added_us']:+.1f} µs | {low:+.1f} .. {high:+.1f} µs "
+            f"| {others} | {middle['own_us']:.1f} µs ({ratio:.2f}) | {f'{wrapper:+.1f} µs' if wrapper else ''} |"
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def measure_processes(folder: Path, pairs: int) -> list[str]:
+    """Rows of the second table: plain and traced processes in turn."""
+    rows = []
+    for name, kind in KINDS[:2]:
+        added = []
+        for pair in range(pairs):
+            found = {}
+            for traced in (False, True) if pair % 2 else (True, False):
+                found[traced] = run(folder, kind if traced else None, LOOPS, kind, "2")["fastest_tenth_us"]
+            added.append(found[True] - found[False])
+        low, middle, high = statistics.quantiles(added, n=4)
+        rows.append(f"| {name} | {middle:+.1f} µs | {low:+.1f} .. {high:+.1f} µs |")
         print(rows[-1], flush=True)
     return rows
 
@@ -211,108 +141,43 @@ def measure_inside(repeats: int, folder: Path) -> list[str]:
 def measure_parts(folder: Path) -> list[str]:
     """Rows of the table by part: recording on and off around one kind of call."""
     (folder / "parts.py").write_text(PARTS)
-    command = [sys.executable, "-m", "traceml", "run", "--quiet", "--run-name", "parts", "parts.py"]
-    runs = [
-        json.loads(
-            subprocess.run([*command, "--overwrite"], cwd=folder, capture_output=True, check=True).stdout
-        )
-        for _ in range(3)
-    ]
+    runs = [run(folder, "parts", "parts.py") for _ in range(3)]
     return [f"| {name} | {statistics.median(run[name] for run in runs):+.2f} µs |" for name in runs[0]]
 
 
-def measure_kinds(pairs: int, folder: Path) -> list[str]:
-    """Rows of the table by kind of loop: what a user would measure, and what the summary says."""
-    (folder / "loops.py").write_text(LOOPS)
-    rows = []
-    for name, kind, steps in KINDS:
-        added, own = [], []
-        for pair in range(pairs):
-            found = {}
-            for traced in (False, True) if pair % 2 else (True, False):
-                command = [sys.executable, "loops.py", kind, str(steps)]
-                if traced:
-                    words = ["run", "--quiet", "--run-name", f"{kind}-{pair}"]
-                    command = [sys.executable, "-m", "traceml", *words, *command]
-                done = subprocess.run(command, cwd=folder, capture_output=True, check=True)
-                found[traced] = json.loads(done.stdout)
-            added.append((found[True]["p10"] - found[False]["p10"]) / 1e3)
-            path = folder / "logs" / f"{kind}-{pair}" / "final_summary.json"
-            own.append(json.loads(path.read_text())["overhead"]["us_per_step"])
-        middle, low, high = quartiles(added)
-        spread = f"{low:+.1f} .. {high:+.1f} µs"
-        rows.append(f"| {name} | {middle:+.1f} µs | {spread} | {statistics.median(own):.1f} µs |")
-        print(rows[-1], flush=True)
-    return rows
-
-
-def quartiles(values: list[float]) -> tuple[float, float, float]:
-    """(median, lower quartile, upper quartile)."""
-    low, middle, high = statistics.quantiles(values, n=4)
-    return middle, low, high
-
-
-def measure_steps(pairs: int, folder: Path) -> list[str]:
-    """Rows of the first table: added microseconds per step for each size."""
-    rows = []
-    for name, steps, width, repeat in SIZES:
-        added, fast, plain_us, own = [], [], [], []
-        for pair in range(pairs):
-            words = [str(steps), str(width), str(repeat)]
-            order = (False, True) if pair % 2 == 0 else (True, False)
-            found = {}
-            for traced in order:
-                found[traced], _ = run(traced, folder, words, f"{name.replace(' ', '')}-{pair}")
-            added.append((found[True]["median"] - found[False]["median"]) / 1e3)
-            fast.append((found[True]["p10"] - found[False]["p10"]) / 1e3)
-            plain_us.append(found[False]["median"] / 1e3)
-            path = folder / "logs" / f"{name.replace(' ', '')}-{pair}" / "final_summary.json"
-            own.append(json.loads(path.read_text())["overhead"]["us_per_step"])
-        middle, low, high = quartiles(added)
-        undisturbed, _, _ = quartiles(fast)
-        plain = statistics.median(plain_us)
-        rows.append(
-            f"| {name} | {plain:.0f} µs | {middle:+.1f} µs | {low:+.1f} .. {high:+.1f} µs "
-            f"| {undisturbed:+.1f} µs | {statistics.median(own):.1f} µs |"
-        )
-        print(rows[-1], flush=True)
-    return rows
-
-
-def measure_ends(pairs: int, folder: Path) -> list[str]:
+def measure_ends(folder: Path, pairs: int) -> list[str]:
     """Wall time added at the start and end of a run, and what the monitor uses."""
-    added, cpu, rss, size = [], [], [], []
-    words = ["200", "256", "2"]
+    added, cpu, rss = [], [], []
     for pair in range(pairs):
-        _, plain_s = run(False, folder, words, "")
-        _, traced_s = run(True, folder, words, f"ends-{pair}")
-        added.append(traced_s - plain_s)
-        summary = json.loads((folder / "logs" / f"ends-{pair}" / "final_summary.json").read_text())
+        took = {}
+        for traced in (False, True) if pair % 2 else (True, False):
+            began = time.perf_counter()
+            run(folder, "ends" if traced else None, LOOPS, "plain", "1")
+            took[traced] = time.perf_counter() - began
+        added.append(took[True] - took[False])
+        summary = json.loads((folder / "logs" / "ends" / "final_summary.json").read_text())
         cpu.append(summary["overhead"]["monitor_cpu_s"])
         rss.append(summary["overhead"]["monitor_rss_bytes"] / 1e6)
-        (steps,) = (folder / "logs" / f"ends-{pair}").glob("recording/rank-*.steps")
-        size.append(steps.stat().st_size)
-    middle, low, high = quartiles(added)
+    low, middle, high = statistics.quantiles(added, n=4)
     return [
         f"| wall time added at start and end | {middle:.2f} s ({low:.2f} .. {high:.2f}) |",
         f"| monitor, CPU time for such a run | {statistics.median(cpu):.2f} s |",
         f"| monitor, peak resident memory | {statistics.median(rss):.0f} MB |",
+        f"| monitor, share of a core while one rank trains | {100 * monitor_load(folder):.1f} % |",
         f"| recording | {padded_row_size(ROW.size)} bytes per step, in chunks of {CHUNK_BYTES // 1024} KiB |",
     ]
 
 
-def monitor_load(folder: Path, seconds: float) -> str:
-    """CPU use of the monitor during a run, measured from outside."""
-    steps = int(seconds * 200)
+def monitor_load(folder: Path) -> float:
+    """The share of a core that the monitor uses during a run, measured from outside."""
     command = [sys.executable, "-m", "traceml", "run", "--quiet", "--run-name", "load"]
-    command += [sys.executable, "script.py", str(steps), "512", "6"]
-    running = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
+    running = subprocess.Popen([*command, LOOPS, "large", "12"], cwd=folder, stdout=subprocess.DEVNULL)
     time.sleep(6)
     before, began = _cpu_seconds(running.pid), time.perf_counter()
-    time.sleep(seconds / 3)
+    time.sleep(6)
     share = (_cpu_seconds(running.pid) - before) / (time.perf_counter() - began)
     running.wait()
-    return f"| monitor, share of a core while one rank trains | {100 * share:.1f} % |"
+    return share
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -320,66 +185,65 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def conditions() -> str:
+def conditions(load: float) -> str:
     """The machine and versions, as one line."""
     import torch
 
-    load = os.getloadavg()[0]
+    reads = 200_000
+    began = time.perf_counter_ns()
+    for _ in range(reads):
+        time.perf_counter_ns()
+    clock_ns = (time.perf_counter_ns() - began) / reads
     return (
-        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores (shared, virtual; load {load:.1f} at the end), "
-        f"Python {platform.python_version()}, torch {torch.__version__}, one torch thread."
+        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores (shared, virtual; load {load:.1f} at the start), "
+        f"Python {platform.python_version()}, torch {torch.__version__}, one torch thread. "
+        f"Reading the clock from Python takes {clock_ns:.0f} ns here."
     )
 
 
+def table(columns: str, rows: list[str]) -> list[str]:
+    """A Markdown table and the empty line after it."""
+    return [f"| {columns} |", "|---" * (columns.count("|") + 1) + "|", *rows, ""]
+
+
 def main() -> None:
+    """Measure everything; print it or write it into the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each process of the first table")
+    parser.add_argument("--pairs", type=int, default=12, help="of plain and traced processes")
     parser.add_argument("--write", type=Path, help="write the tables into this file, between its markers")
     given = parser.parse_args()
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "script.py").write_text(SCRIPT)
-        parts, kinds = measure_parts(folder), measure_kinds(given.pairs, folder)
-        inside = measure_inside(5, folder)
-        steps = measure_steps(given.pairs, folder)
-        ends = measure_ends(given.pairs, folder)
-        ends.append(monitor_load(folder, 12))
+        on_and_off = measure_on_and_off(folder, given.seconds)
+        processes = measure_processes(folder, given.pairs)
+        parts, ends = measure_parts(folder), measure_ends(folder, given.pairs)
     text = "\n".join(
         [
-            f"Measured by `bench/overhead.py --pairs {given.pairs}`: {conditions()}",
+            f"Measured by `bench/overhead.py`: {conditions(load)}",
             "",
-            "| step | plain | added, median | quartiles over pairs | fastest tenth (p10) | own estimate |",
-            "|---|---|---|---|---|---|",
-            *steps,
+            "Recording on and off within one process, the middle one of three processes:",
             "",
-            "Recording switched off and on every 20 steps within one process (5 processes per row):",
+            *table(
+                "loop | step | added per step | 95 % interval | each process | own estimate (ratio) "
+                "| the same calls in an empty Python wrapper",
+                on_and_off,
+            ),
+            f"Plain and traced processes in turn, {given.pairs} pairs, the fastest tenth of the steps:",
             "",
-            "| step | added, median | quartiles over processes | fastest tenth (p10) |",
-            "|---|---|---|---|",
-            *inside,
+            *table("loop | added per step, median | quartiles over pairs", processes),
+            "By part, recording on and off around one kind of call, after a matrix product:",
             "",
-            "By kind of loop, the fastest tenth of the steps of plain and traced processes in turn:",
-            "",
-            "| loop | added | quartiles over pairs | own estimate |",
-            "|---|---|---|---|",
-            *kinds,
-            "",
-            "By part, recording switched off and on around one kind of call, after a matrix product:",
-            "",
-            "| call | added, median |",
-            "|---|---|",
-            *parts,
-            "",
-            "| what | measured |",
-            "|---|---|",
-            *ends,
+            *table("call | added, median", parts),
+            *table("what | measured", ends),
         ]
     )
     print(text)
     if given.write:
         before, rest = given.write.read_text().split("<!-- overhead begin -->")
         after = rest.split("<!-- overhead end -->")[1]
-        given.write.write_text(f"{before}<!-- overhead begin -->\n{text}\n<!-- overhead end -->{after}")
+        given.write.write_text(f"{before}<!-- overhead begin -->\n{text}<!-- overhead end -->{after}")
 
 
 if __name__ == "__main__":

@@ -151,8 +151,8 @@ class Driver:
         s.rss, s.allocated, s.reserved, s.flags = 11, 22, 33, 0b0011
         return row
 
-    def do_gradients_ready(self) -> None:
-        self.switch.gradients_ready()
+    def do_gradient_ready(self) -> None:
+        self.switch.gradient_ready(None)
 
     def do_leave_step(self, fast_end: bool, leads: bool, due: bool) -> int | None:
         """Leave as an optimizer's step does: the row is written at once when nothing needs a look."""
@@ -202,7 +202,7 @@ OPERATION = st.one_of(
     st.tuples(st.just("fetched"), st.integers(0, 4096), st.integers(0, 10**6)),
     st.tuples(st.just("collected"), st.integers(0, 10**8)),
     st.tuples(st.just("publish"), st.booleans()),
-    st.tuples(st.just("gradients_ready")),
+    st.tuples(st.just("gradient_ready")),
     st.tuples(st.just("leave_step"), st.booleans(), st.booleans(), st.booleans()),
     st.tuples(st.just("restart")),
     st.tuples(st.just("foreign"), PHASE_SLOTS),
@@ -535,7 +535,7 @@ def test_an_optimizer_may_step_inside_backward(kind: type[PythonSwitch]) -> None
     d.play([("enter", c.BACKWARD), ("tick", 100, 0), ("enter_optimizer",), ("tick", 50, 0), ("leave",)])
     assert d.switch.current == c.BACKWARD
     assert d.switch.charged(c.OPTIMIZER) == 51
-    d.switch.gradients_ready()
+    d.switch.gradient_ready(None)
     d.play([("enter_optimizer",), ("tick", 50, 0), ("leave",)])
     assert d.switch.current == c.SYNC
     assert d.switch.charged(c.OPTIMIZER) == 102

@@ -21,7 +21,7 @@
 #include <unistd.h>
 #endif
 
-#ifdef Py_GIL_DISABLED /* `gradients_ready` is called by other threads and relies on the interpreter's lock */
+#ifdef Py_GIL_DISABLED /* `gradient_ready` is called by other threads and relies on the interpreter's lock */
 #error "free-threaded Python uses the switch in Python"
 #endif
 
@@ -109,7 +109,7 @@ typedef struct {
     long long block_depth, phase_slot, busy_wait_ns;
     int64_t totals[MOST_SLOTS];
     unsigned char watch[MOST_SLOTS];
-    long long begin, samples, tokens, gc_ns, gc_wait_ns, step_flags, blocks, input_from;        /* of the running step */
+    long long gradients, begin, samples, tokens, gc_ns, gc_wait_ns, step_flags, blocks, input_from;        /* of the running step */
     long long step, sequence, rss, allocated, reserved, flags;                                   /* of the rows */
     long long fast_end, leader, reading_due; /* steps that this optimizer ends before `reading_due` need no Python */
     long long visit;                         /* nor do steps before this one */
@@ -426,9 +426,11 @@ static PyObject *Switch_leave(Switch *s, PyObject *arg) {
     return slot_of(arg, &outer) < 0 ? NULL : time_or_error(leave(s, outer));
 }
 
-/* A local gradient is ready: up to here it was work, what follows the last one is waiting. Any thread may say so,
- * because the training thread is inside the backward call and the caller holds the interpreter's lock. */
-static PyObject *Switch_gradients_ready(Switch *s, PyObject *unused) {
+/* A hook on parameters. The gradient of this one is ready: up to here it was work, what follows the last one is
+ * waiting. Any thread may say so, because the training thread is inside the backward call and the caller holds the
+ * interpreter's lock. */
+static PyObject *Switch_gradient_ready(Switch *s, PyObject *parameter) {
+    s->gradients += 1;
     if (s->current != cfg.backward && s->current != cfg.sync) Py_RETURN_NONE;
     int64_t now = now_ns(s);
     s->totals[cfg.backward] += now - s->since;
@@ -727,7 +729,7 @@ static int Switch_init(Switch *s, PyObject *args, PyObject *kwargs) {
     s->switches = s->watching = s->is_watched = s->cpu_since = s->blocked_since = s->nodes_since = 0;
     s->phase_slot = s->phase_began = s->phase_nodes = s->step_nodes = 0;
     s->node_forward = s->node_backward = 0;
-    s->step_flags = s->blocks = s->block_depth = s->look_first = s->input_from = 0;
+    s->step_flags = s->blocks = s->block_depth = s->look_first = s->input_from = s->gradients = 0;
     if (s->has_rows) PyBuffer_Release(&s->rows);
     s->has_rows = 0;
     s->row_at = s->row_end = s->row_size = 0;
@@ -763,7 +765,7 @@ static PyMethodDef Switch_methods[] = {
     {"enter_validation", (PyCFunction)Switch_enter_validation, METH_NOARGS, NULL},
     {"enter_pending", (PyCFunction)Switch_enter_pending, METH_NOARGS, NULL},
     {"leave", (PyCFunction)Switch_leave, METH_O, NULL},
-    {"gradients_ready", (PyCFunction)Switch_gradients_ready, METH_NOARGS, NULL},
+    {"gradient_ready", (PyCFunction)Switch_gradient_ready, METH_O, NULL},
     {"charged", (PyCFunction)Switch_charged, METH_O, NULL},
     {"move", (PyCFunction)Switch_move, METH_VARARGS, NULL},
     {"flush", (PyCFunction)Switch_flush, METH_O, NULL},
@@ -804,6 +806,7 @@ static PyMemberDef Switch_members[] = {
     {"fetches", T_LONGLONG, offsetof(Switch, fetches), 0, NULL},
     {"forwards", T_LONGLONG, offsetof(Switch, forwards), READONLY, NULL},
     {"backwards", T_LONGLONG, offsetof(Switch, backwards), READONLY, NULL},
+    {"gradients", T_LONGLONG, offsetof(Switch, gradients), 0, NULL},
     {"busy_wait_ns", T_LONGLONG, offsetof(Switch, busy_wait_ns), READONLY, NULL},
     {"watching", T_LONGLONG, offsetof(Switch, watching), READONLY, NULL},
     {"step_flags", T_LONGLONG, offsetof(Switch, step_flags), 0, NULL},

@@ -22,7 +22,6 @@ class GradientWatch:
         self._models: list[weakref.ref[Any]] = []
         self._handles: list[Any] = []
         self._last: dict[int, weakref.ref[Any]] = {}  # by the model's place in the list
-        self._fired = True
         self.learning = 0  # steps left
         self.active = False
 
@@ -40,9 +39,9 @@ class GradientWatch:
             self.learning -= 1
             if not self.learning:
                 self._settle()
-        elif not self._fired:
+        elif not self._switch.gradients:
             self._learn()
-        self._fired = False
+        self._switch.gradients = 0
 
     def _learn(self) -> None:
         """Watch every parameter that gets a gradient."""
@@ -62,16 +61,12 @@ class GradientWatch:
         for reference in self._last.values():
             last = reference()
             if last is not None:
-                self._handles.append(last.register_post_accumulate_grad_hook(self._ready))
+                self._handles.append(last.register_post_accumulate_grad_hook(self._switch.gradient_ready))
 
     def _seen(self, place: int, parameter: Any) -> None:
         """While learning: this is the model's last one so far; the switch moves on with each of them."""
         self._last[place] = weakref.ref(parameter)
-        self._ready(parameter)
-
-    def _ready(self, _parameter: Any) -> None:
-        self._fired = True
-        self._switch.gradients_ready()
+        self._switch.gradient_ready(parameter)
 
     def _unhook(self) -> None:
         for handle in self._handles:

@@ -87,6 +87,7 @@ class PythonSwitch:
         self.blocks = self.block_depth = 0  # `trace_step` ends the steps, optimizers do not
         self.step_flags = 0  # of the running step
         self.input_from = 0  # the wait place whose time is input, if it is not 0
+        self.gradients = 0  # that were ready, of parameters with our hook; set to 0 by whoever asks
         self.fast_end = self.leader = self.reading_due = 0
         self.visit = sys.maxsize  # steps before this one need no Python
         self.layers: Any = None  # in a sampled step of deep mode: (begin, end) of modules, of backward passes
@@ -238,12 +239,14 @@ class PythonSwitch:
         self.totals[outer] += gap - work
         return self._start(now, slot, c.FORWARD if 2 * work >= gap else outer)
 
-    def gradients_ready(self) -> None:
-        """A local gradient is ready: up to here it was work, what follows the last one is waiting.
+    def gradient_ready(self, _parameter: object) -> None:
+        """A hook on parameters. The gradient of this one is ready: up to here it was work, what follows the
+        last one is waiting.
 
         Any thread may say so (on accelerators the autograd thread does): the training thread is inside
         the backward call and the caller holds the interpreter's lock.
         """
+        self.gradients += 1
         if self.current not in (c.BACKWARD, c.SYNC):
             return
         now = self.clock()

@@ -1,7 +1,7 @@
-"""The training loops that overhead.py measures. Run as `loops.py KIND SECONDS [alternate]`; prints one line of JSON.
+"""The training loops that overhead.py measures: `loops.py KIND SECONDS [alternate]` prints one line of JSON.
 
-With `alternate`, under `traceml run`, recording is switched off and on every few steps within the process, so that
-what the machine does meanwhile meets both alike. One pair is a block of steps with recording and one without.
+With `alternate`, under `traceml run`, recording is switched off and on every few steps within the process, so
+that noise of the machine meets both alike. A pair is a block of steps with recording and one without.
 """
 
 from __future__ import annotations

@@ -112,12 +112,16 @@ def measure_on_and_off(folder: Path, seconds: float, processes: int = 3) -> list
         middle = sorted(found, key=lambda one: one["added_us"])[processes // 2]
         low, high = middle["interval_us"]
         ratio = middle["own_us"] / middle["added_us"]
-        others = ", ".join(f"{one['added_us']:+.1f}" for one in found)
-        wrapper = middle["wrapper_us"]
-        rows.append(
-            f"| {name} | {middle['step_us']:.0f} µs | {middle['added_us']:+.1f} µs | {low:+.1f} .. {high:+.1f} µs "
-            f"| {others} | {middle['own_us']:.1f} µs ({ratio:.2f}) | {f'{wrapper:+.1f} µs' if wrapper else ''} |"
+        cells = (
+            name,
+            f"{middle['step_us']:.0f} µs",
+            f"{middle['added_us']:+.1f} µs",
+            f"{low:+.1f} .. {high:+.1f} µs",
+            ", ".join(f"{one['added_us']:+.1f}" for one in found),
+            f"{middle['own_us']:.1f} µs ({ratio:.2f})",
+            f"{middle['wrapper_us']:+.1f} µs" if middle["wrapper_us"] else "",
         )
+        rows.append(f"| {' | '.join(cells)} |")
         print(rows[-1], flush=True)
     return rows
 
@@ -195,8 +199,8 @@ def conditions(load: float) -> str:
         time.perf_counter_ns()
     clock_ns = (time.perf_counter_ns() - began) / reads
     return (
-        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores (shared, virtual; load {load:.1f} at the start), "
-        f"Python {platform.python_version()}, torch {torch.__version__}, one torch thread. "
+        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores (virtual; load {load:.1f} at first), Python "
+        f"{platform.python_version()}, torch {torch.__version__}, one torch thread. "
         f"Reading the clock from Python takes {clock_ns:.0f} ns here."
     )
 

@@ -19,6 +19,9 @@ from tests.scenarios.preloaded import PreloadedTraceml
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# Helpers that check: without this their failures show no values.
+pytest.register_assert_rewrite("tests.examples.promises", "tests.scale.rolled", "tests.transparency.cases")
+
 PRESSURE = Path("/proc/pressure/cpu")
 TRIES = 3
 STARVED_SHARE = 0.5

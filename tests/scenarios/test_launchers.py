@@ -59,6 +59,7 @@ for x, y in loader:
 """
 
 
+@pytest.mark.timed
 def test_ranks_of_accelerate_launch_are_found(tmp_path: Path) -> None:
     """`accelerate launch` of two processes: both ranks, every step, and the one that is slow in forward."""
     (tmp_path / "train.py").write_text(ACCELERATE)
@@ -128,6 +129,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("version", ["1", "2"])
 def test_waiting_inside_fsdp_is_sync(tmp_path: Path, preloaded: PreloadedTraceml, version: str) -> None:
     """FSDP on gloo: waiting for the slow rank is sync, and the rank that is slow in forward is named."""

@@ -118,6 +118,8 @@ def _take_place(request: dict[str, Any]) -> None:
     """Become a process group of the request's folder, environment, and files for output."""
     os.setsid()
     os.chdir(request["cwd"])
+    if request["umask"] is not None:
+        os.umask(request["umask"])
     os.environ.clear()
     os.environ.update(request["env"])
     for descriptor, path in ((0, os.devnull), (1, request["stdout"]), (2, request["stderr"])):

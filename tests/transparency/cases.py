@@ -62,6 +62,10 @@ COLD = ("plain_loop", "compiled_model", "replaced_by_exec", "exit_code_of_the_sc
 """`make test` traces these in a new Python, the others in forks; for those, `make test-long` does it."""
 
 
+PRINTS_FRAMES = ("error_of_the_script", "compiled_optimizer")
+"""A traceback or a warning with a path, which the server's forks print differently from a new Python."""
+
+
 def cold(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """A new Python with these words."""
     return subprocess.run(
@@ -101,7 +105,7 @@ def check(tmp_path: Path, preloaded: PreloadedTraceml, name: str, in_fork: bool)
         folder.mkdir()
     # A busy machine may import torch for minutes.
     words = ("run", "--quiet", "--run-name", "run", "--stall-after=600", str(TRAININGS), name)
-    if name == "error_of_the_script":  # the traceback of a fork has frames of the server
+    if name in PRINTS_FRAMES and not in_fork:
         plain = cold(folders[0], str(TRAININGS), name)
     else:
         plain = preloaded.python(str(TRAININGS), name, cwd=folders[0])

@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help demo check static browser prometheus test test-long accuracy bench clean dist test-dist test-pythons
+.PHONY: help demo check static unit browser prometheus test test-long accuracy bench clean dist test-dist test-pythons
 # Most tests wait for a training that sleeps: more workers than cores. A file stays on one worker.
 PYTEST := $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
 UNIT := tests/capture tests/compare tests/docs tests/scale tests/unit
@@ -48,8 +48,13 @@ static: $(VENV)/.installed-dev
 	$(BIN)/ruff check -q .
 	$(BIN)/mypy
 
-check: static
-	$(PYTEST) -m "not long and not scenario" $(UNIT)
+# These wait for nothing: as many workers as two cores serve, each of which imports torch first.
+unit: $(VENV)/.installed-dev
+	$(BIN)/pytest -n 2 --dist worksteal -m "not long and not scenario and not thorough" $(UNIT)
+
+# Both at the same time, the output of each in one piece.
+check: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync static unit
 
 # For tests of the page. Where it cannot be installed they are skipped, with the reason.
 browser:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +12,15 @@ from pathlib import Path
 import pytest
 from _pytest.runner import runtestprotocol
 
+from tests import fuzz
 from tests.scenarios.preloaded import PreloadedTraceml
+
+# Containers often forbid it. Then every worker compiles every test again, and every child all of TraceML.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Helpers that check: without this their failures show no values.
+pytest.register_assert_rewrite("tests.examples.promises", "tests.scale.rolled", "tests.transparency.cases")
 
 PRESSURE = Path("/proc/pressure/cpu")
 TRIES = 3
@@ -24,6 +34,11 @@ STACK = {"examples", "frameworks", "guides", "trackers"}
 
 FIRST = ("scenarios", "running", "transparency", "live", "deep", "relay")
 """Folders whose files take minutes: they begin first, so that no worker has one of them left at the end."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """`make check` leaves out what is thorough: tests with that mark, and most examples of the fuzzers."""
+    fuzz.quick = "not thorough" in config.option.markexpr
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

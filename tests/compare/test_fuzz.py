@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tests.compare.making import DATA, RELEASED
+from tests.fuzz import examples
 from traceml.cli.main import main
 from traceml.schema.comparison import VERDICTS
 
@@ -71,7 +72,7 @@ def mutated(draw: st.DrawFn) -> bytes:
     return written
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(150, suppress_health_check=list(HealthCheck))
 @given(content=mutated(), other=st.sampled_from(["slow.json", "released/v0.5.0_ddp2_healthy.json"]))
 def test_compare_gives_an_answer_or_one_line(
     content: bytes,
@@ -98,7 +99,7 @@ def test_compare_gives_an_answer_or_one_line(
         assert not base.parent.exists()
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(100, suppress_health_check=list(HealthCheck))
 @given(content=mutated())
 def test_view_gives_an_answer_or_one_line(
     content: bytes, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.running.processes import environment
+from tests.scenarios.preloaded import PreloadedTraceml
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "deep_mode.py"
@@ -101,10 +102,11 @@ def test_example_shows_its_layers(tmp_path: Path, pure: str) -> None:
 
 
 @pytest.mark.timed
-def test_ddp_names_layer_and_rank(tmp_path: Path) -> None:
+def test_ddp_names_layer_and_rank(tmp_path: Path, preloaded: PreloadedTraceml) -> None:
     """Two ranks: the slow layer is found on its rank, and waiting for that rank is nobody's layer time."""
     (tmp_path / "train.py").write_text(DDP)
-    done = traceml(tmp_path, "run", "--deep", "train.py", "--nproc-per-node", "2", "--run-name", "run")
+    words = ("run", "--deep", "train.py", "--nproc-per-node", "2", "--run-name", "run")
+    done = preloaded(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = summary_of(tmp_path)["layers"]
     layers = {layer["path"]: layer for layer in found["layers"]}

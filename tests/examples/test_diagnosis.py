@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.examples.promises import FOLDER, Example, check, in_folder
-from tests.scenarios.preloaded import ENVIRONMENT, PreloadedTraceml
+from tests.running.cgroups import FIFTH_OF_A_CORE, control_group, traceml_in
+from tests.scenarios.preloaded import PreloadedTraceml
 from traceml.analyze.diagnose import all_rules
 
 EXAMPLES = in_folder("diagnosis")
@@ -31,43 +28,13 @@ def test_example_gets_the_label_that_it_promises(
     check(example, tmp_path, done)
 
 
-@pytest.fixture
-def fifth_of_a_core() -> Iterator[Path]:
-    """A CPU cgroup that may use a fifth of a core, as `docker run --cpus=0.2` makes one."""
-    name = f"traceml-example-{os.getpid()}"
-    v1 = (Path("/sys/fs/cgroup/cpu") / name, "cpu.cfs_quota_us", "20000")
-    v2 = (Path("/sys/fs/cgroup") / name, "cpu.max", "20000 100000")
-    for folder, file, fifth in (v1, v2):
-        try:
-            folder.mkdir()
-        except OSError:
-            continue
-        if (folder / file).exists():
-            (folder / file).write_text(fifth)
-            yield folder
-            folder.rmdir()
-            return
-        folder.rmdir()
-    pytest.skip("no CPU cgroup can be made here: needs root and the cpu controller")
-
-
 @pytest.mark.long
 @pytest.mark.timed
 @pytest.mark.parametrize("example", LIMITED, ids=lambda e: e.name)
-def test_example_for_a_container_gets_the_label_that_it_promises(
-    example: Example, tmp_path: Path, fifth_of_a_core: Path
-) -> None:
+def test_example_for_a_container_gets_the_label_that_it_promises(example: Example, tmp_path: Path) -> None:
     """With the CPU quota of a container, by the real command line."""
-    command = [sys.executable, "-m", "traceml", "run", str(example.path), "--run-name", "r", *example.words]
-    done = subprocess.run(
-        ["sh", "-c", f'echo $$ > {fifth_of_a_core}/cgroup.procs && exec "$@"', "sh", *command],
-        cwd=tmp_path,
-        env={**os.environ, **ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    with control_group(FIFTH_OF_A_CORE) as group:
+        done = traceml_in(group, tmp_path, "run", str(example.path), "--run-name", "r", *example.words)
     check(example, tmp_path, done)
 
 

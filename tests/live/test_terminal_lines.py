@@ -7,9 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fuzz import examples
 from traceml.monitor.output_log import MOST_BYTES, OutputTail
 from traceml.present.columns import columns
 from traceml.present.terminal.output import folded, settled
@@ -45,7 +46,7 @@ def test_output_is_settled_as_a_terminal_would(text: str, lines: list[str]) -> N
     st.integers(4, 90),
     st.integers(0, 9),
 )
-@settings(max_examples=200)
+@examples(200)
 def test_any_output_fits_and_is_printable(text: str, width: int, most: int) -> None:
     """Whatever a training prints: at most so many rows, none wider than the panel, nothing that controls."""
     rows = folded(settled(text), width, most)
@@ -84,7 +85,7 @@ SHARES = st.lists(st.one_of(st.none(), st.floats(0, 1e6)), min_size=1, max_size=
 
 
 @given(SHARES, st.integers(0, 300))
-@settings(max_examples=200)
+@examples(200)
 def test_ribbon_fills_its_width(shares: list[float | None], width: int) -> None:
     """The parts add up to the width, whatever the shares; nothing without a share has a column."""
     widths = fmt.ribbon_widths(shares, width)

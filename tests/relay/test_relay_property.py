@@ -7,9 +7,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from relay_nodes import Rank, live, make_run, steps
+from tests.fuzz import examples
 
 from traceml.monitor.relay.outbox import Outbox
 from traceml.monitor.relay.protocol import Answer, Limits, Question, State, Status, decode, encode
@@ -136,7 +137,7 @@ def check(actions: list[tuple[str, int, int]]) -> None:
             assert not rank.events.exists() or copy.read_bytes() == rank.events.read_bytes()
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(30)
 @given(ACTIONS)
 def test_any_interleaving_ends_with_every_row_once(actions: list[tuple[str, int, int]]) -> None:
     """Lost, repeated, late messages, restarts and a full disk: a prefix always, everything in the end."""
@@ -144,7 +145,7 @@ def test_any_interleaving_ends_with_every_row_once(actions: list[tuple[str, int,
 
 
 @pytest.mark.long
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(2000, derandomize=False)
 @given(ACTIONS)
 def test_many_interleavings_end_with_every_row_once(actions: list[tuple[str, int, int]]) -> None:
     """The same with many more of them."""

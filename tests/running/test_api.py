@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.running.scripts import write
+from tests.scenarios.preloaded import PreloadedTraceml
 from tests.scenarios.scenario import SRC, traceml
 
 
@@ -44,7 +45,7 @@ def test_every_call_is_a_harmless_no_op_without_a_recording(tmp_path: Path) -> N
     assert not (tmp_path / "logs").exists()
 
 
-def test_final_summary_returns_what_was_recorded_so_far(tmp_path: Path) -> None:
+def test_final_summary_returns_what_was_recorded_so_far(tmp_path: Path, preloaded: PreloadedTraceml) -> None:
     """final_summary() waits for the monitor and returns the dict; summary() is flat; training goes on."""
     write(
         tmp_path,
@@ -57,7 +58,7 @@ def test_final_summary_returns_what_was_recorded_so_far(tmp_path: Path) -> None:
         print(json.dumps([full["run"]["steps"]["total"], full["final"], full["schema"], flat]))
         """,
     )
-    done = traceml("run", "train.py", "--run-name", "r", cwd=tmp_path)
+    done = preloaded("run", "train.py", "--run-name", "r", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     steps, final, schema, flat = json.loads(done.stdout)
     assert (steps, final, schema) == (25, False, "traceml.summary/1")
@@ -143,18 +144,18 @@ def test_a_notebook_is_told_where_it_records_and_prints_its_report(tmp_path: Pat
     assert done.stdout.count("Verdict") == 2
 
 
-def test_init_under_traceml_run_changes_nothing(tmp_path: Path) -> None:
+def test_init_under_traceml_run_changes_nothing(tmp_path: Path, preloaded: PreloadedTraceml) -> None:
     """A script that calls init() itself is not recorded twice under `traceml run`."""
     write(tmp_path, "import traceml\nprint(traceml.init())\ntrain(8)\n")
-    done = traceml("run", "train.py", "--run-name", "r", cwd=tmp_path)
+    done = preloaded("run", "train.py", "--run-name", "r", cwd=tmp_path)
     assert done.stdout.strip() == "True"
     assert [p.name for p in (tmp_path / "logs").iterdir()] == ["r"]
 
 
-def test_view_prints_the_same_text_again(tmp_path: Path) -> None:
+def test_view_prints_the_same_text_again(tmp_path: Path, preloaded: PreloadedTraceml) -> None:
     """`traceml view` of the file, the folder and the run name print final_summary.txt."""
     write(tmp_path, "train(25)")
-    traceml("run", "train.py", "--run-name", "r", cwd=tmp_path)
+    preloaded("run", "train.py", "--run-name", "r", cwd=tmp_path)
     text = (tmp_path / "logs" / "r" / "final_summary.txt").read_text()
     for words in (["logs/r/final_summary.json"], ["logs/r"], ["r"]):
         viewed = traceml("view", *words, cwd=tmp_path)

@@ -8,12 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.running.processes import eventually
 from tests.running.scripts import write
+from tests.scenarios.preloaded import PreloadedTraceml
 from tests.scenarios.scenario import SRC, traceml
 
 MARK = "print(step, flush=True)"
@@ -49,29 +52,43 @@ def wait_for_step(running: subprocess.Popen[str], step: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ending", "code", "status", "reason"),
+    ("ending", "code", "status", "reason", "by_python"),
     [
-        ("", 0, "completed", None),
-        ("sys.exit(3)", 3, "failed", None),
-        ("raise ValueError('no such thing')", 1, "failed", "ValueError: no such thing"),
-        ("import os; os.kill(os.getpid(), 9)", -9, "killed", "SIGKILL"),
-        ("import os; os.abort()", -6, "killed", "SIGABRT"),
-        ("import os; os._exit(5)", 5, "failed", None),
-        ("import signal, os; os.kill(os.getpid(), signal.SIGSEGV)", -11, "killed", "SIGSEGV"),
+        ("", 0, "completed", None, True),
+        ("sys.exit(3)", 3, "failed", "r0 ended (after step 30, in wait", True),
+        ("raise ValueError('no such thing')", 1, "failed", "ValueError: no such thing", True),
+        ("import os; os.kill(os.getpid(), 9)", -9, "killed", "killed by SIGKILL", False),
+        ("import os; os.abort()", -6, "killed", "killed by SIGABRT", False),
+        ("import os; os._exit(5)", 5, "failed", "r0 exited with code 5 after step 30, in wait", False),
+        (
+            "import signal, os; os.kill(os.getpid(), signal.SIGSEGV)",
+            -11,
+            "killed",
+            "killed by SIGSEGV",
+            False,
+        ),
     ],
 )
 def test_each_end_keeps_the_exit_code_and_every_step(
-    tmp_path: Path, ending: str, code: int, status: str, reason: str | None
+    tmp_path: Path,
+    preloaded: PreloadedTraceml,
+    ending: str,
+    code: int,
+    status: str,
+    reason: str | None,
+    by_python: bool,
 ) -> None:
     """The exit code is the plain command's, all 30 steps are there, the status says how it ended."""
     script = write(tmp_path, f"train(30)\n{ending}\n")
-    done = traceml("run", str(script), cwd=tmp_path)
+    command = traceml if by_python else preloaded  # the kernel ends a fork as it ends a new Python
+    done = command("run", str(script), cwd=tmp_path)
     assert done.returncode == code
     summary = summary_of(tmp_path)
     assert summary["run"]["steps"]["total"] == 30
     assert summary["run"]["status"] == status
     assert summary["run"]["exit_code"] == code
-    assert (reason or "") in (summary["run"]["reason"] or "")
+    told = summary["run"]["reason"]
+    assert told is None if reason is None else told.startswith(reason), told
 
 
 def test_a_crash_keeps_its_own_traceback(tmp_path: Path) -> None:
@@ -147,17 +164,20 @@ def trainer_pid(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("at", [1, 2, 7, 40])
-def test_sigkill_of_the_trainer_loses_no_completed_step(tmp_path: Path, at: int) -> None:
+def test_sigkill_of_the_trainer_loses_no_completed_step(
+    tmp_path: Path, preloaded: PreloadedTraceml, at: int
+) -> None:
     """Every step that the script saw completed before `kill -9` is in the summary."""
     script = write(tmp_path, f"train(100000, lambda step: ({MARK}, time.sleep(0.003)))")
-    running = start(tmp_path, script)
-    wait_for_step(running, at)
-    os.kill(trainer_pid(tmp_path), signal.SIGKILL)
-    assert running.stdout is not None
-    out = running.stdout.read()  # communicate() would lose the lines that are in this file's buffer
-    running.communicate(timeout=180)
-    assert running.returncode == -signal.SIGKILL
-    seen = max([at, *(int(line) for line in out.split() if line.isdigit())])
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(preloaded, "run", str(script), cwd=tmp_path)
+        output = tmp_path / "stdout.txt"
+        eventually(lambda: run.done() or (output.exists() and str(at) in output.read_text().split()), "step")
+        os.kill(trainer_pid(tmp_path), signal.SIGKILL)
+        done = run.result()
+    assert done.returncode == -signal.SIGKILL
+    seen = max(int(line) for line in done.stdout.split())
+    assert seen >= at
     summary = summary_of(tmp_path)
     assert summary["run"]["steps"]["total"] in (seen, seen + 1)  # the kill may come before the print
     assert summary["run"]["status"] == "killed"
@@ -202,15 +222,15 @@ def test_the_monitor_killed_leaves_training_unharmed_and_view_rebuilds(tmp_path:
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-def test_too_few_steps_are_said_so(tmp_path: Path, steps: int) -> None:
+def test_too_few_steps_are_said_so(tmp_path: Path, preloaded: PreloadedTraceml, steps: int) -> None:
     """Zero or one step: NO DATA, honestly, and the script's exit code."""
     script = write(tmp_path, "train(1)" if steps else "print('no training here')")
-    done = traceml("run", str(script), cwd=tmp_path)
+    done = preloaded("run", str(script), cwd=tmp_path)
     assert done.returncode == 0
     summary = summary_of(tmp_path)
     assert summary["primary_diagnosis"]["status"] == "NO DATA"
     assert summary["run"]["steps"]["total"] == steps
-    assert summary["step_time"]["metrics"]["step_ms"]["average"] is None or steps == 1
+    assert (summary["step_time"]["metrics"]["step_ms"]["average"] is None) == (steps == 0)
 
 
 def test_standard_output_carries_the_training_s_bytes_only(tmp_path: Path) -> None:
@@ -248,9 +268,9 @@ def test_a_process_that_replaces_itself_has_not_crashed(tmp_path: Path) -> None:
     assert "crashed" not in done.stderr
 
 
-def test_view_rebuilds_a_summary_that_was_made_too_early(tmp_path: Path) -> None:
+def test_view_rebuilds_a_summary_that_was_made_too_early(tmp_path: Path, preloaded: PreloadedTraceml) -> None:
     """A summary with fewer steps than the recording is never shown: the recording has the truth."""
-    traceml("run", str(write(tmp_path, "train(8)")), "--run-name", "early", cwd=tmp_path)
+    preloaded("run", str(write(tmp_path, "train(8)")), "--run-name", "early", cwd=tmp_path)
     folder = tmp_path / "logs" / "early"
     whole = json.loads((folder / "final_summary.json").read_text())
     early = {**whole, "run": {**whole["run"], "recorded_steps": 3}}

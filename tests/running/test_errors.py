@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.running.scripts import write
-from tests.scenarios.preloaded import ENVIRONMENT
+from tests.scenarios.preloaded import ENVIRONMENT, PreloadedTraceml
 from tests.scenarios.scenario import traceml
 from traceml.capture.c_module import c_module
 
@@ -101,15 +101,17 @@ def test_bad_settings_file_gives_one_clear_line(tmp_path: Path, text: str) -> No
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_existing_run_name_is_refused_unless_overwrite_is_given(tmp_path: Path) -> None:
+def test_existing_run_name_is_refused_unless_overwrite_is_given(
+    tmp_path: Path, preloaded: PreloadedTraceml
+) -> None:
     """The same name twice: one line that says what to do; --overwrite replaces the run."""
     write(tmp_path, "train(3)")
     words = ("run", "train.py", "--run-name", "größe")
-    assert traceml(*words, cwd=tmp_path).returncode == 0
+    assert preloaded(*words, cwd=tmp_path).returncode == 0
     again = traceml(*words, cwd=tmp_path)
     assert again.returncode == 2
     assert "--overwrite" in again.stderr
-    assert traceml(*words, "--overwrite", cwd=tmp_path).returncode == 0
+    assert preloaded(*words, "--overwrite", cwd=tmp_path).returncode == 0
 
 
 def test_overwrite_never_removes_what_is_not_a_run(tmp_path: Path) -> None:
@@ -122,11 +124,13 @@ def test_overwrite_never_removes_what_is_not_a_run(tmp_path: Path) -> None:
     assert (tmp_path / "logs" / "thesis" / "chapter1.tex").exists()
 
 
-def test_run_is_recorded_elsewhere_when_the_log_folder_is_unwritable(tmp_path: Path) -> None:
+def test_run_is_recorded_elsewhere_when_the_log_folder_is_unwritable(
+    tmp_path: Path, preloaded: PreloadedTraceml
+) -> None:
     """A log folder that cannot be made: one warning, training runs, the summary is where it says."""
     write(tmp_path, "train(5)\nsys.exit(6)")
     (tmp_path / "file").write_text("in the way")
-    done = traceml("run", "train.py", "--logs-dir", "file/logs", cwd=tmp_path)
+    done = preloaded("run", "train.py", "--logs-dir", "file/logs", cwd=tmp_path)
     assert done.returncode == 6
     warning = done.stderr.splitlines()[0]
     assert "cannot write to" in warning
@@ -226,10 +230,12 @@ def with_small_disk(folder: Path, *command: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_failing_summary_never_turns_success_into_failure(tmp_path: Path) -> None:
+def test_failing_summary_never_turns_success_into_failure(
+    tmp_path: Path, preloaded: PreloadedTraceml
+) -> None:
     """The run folder is gone when the run ends: training's exit code stays 0, one line says what failed."""
     write(tmp_path, "train(5)\nimport shutil\nshutil.rmtree('logs')")
-    done = traceml("run", "train.py", cwd=tmp_path)
+    done = preloaded("run", "train.py", cwd=tmp_path)
     assert done.returncode == 0
     assert "traceml: " in done.stderr
     assert "Traceback" not in done.stderr
@@ -237,7 +243,9 @@ def test_failing_summary_never_turns_success_into_failure(tmp_path: Path) -> Non
 
 @pytest.mark.skipif(c_module is None, reason="the C module guards the recording")
 @pytest.mark.parametrize("size", [0, 20_000])
-def test_truncating_a_live_recording_never_hurts_training(tmp_path: Path, size: int) -> None:
+def test_truncating_a_live_recording_never_hurts_training(
+    tmp_path: Path, preloaded: PreloadedTraceml, size: int
+) -> None:
     """Another program cuts the recording off: training goes on, one line says what happened, and the summary
     does not claim that nothing was trained."""
     body = f"""
@@ -249,7 +257,7 @@ def test_truncating_a_live_recording_never_hurts_training(tmp_path: Path, size: 
         train(200, each)
         print("trained")
     """
-    done = traceml("run", str(write(tmp_path, body)), "--run-name", "r", cwd=tmp_path)
+    done = preloaded("run", str(write(tmp_path, body)), "--run-name", "r", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
     said = [line for line in done.stderr.splitlines() if line.startswith("traceml: ")]
     assert sum("was truncated by another program); training goes on" in line for line in said) == 1
@@ -257,7 +265,7 @@ def test_truncating_a_live_recording_never_hurts_training(tmp_path: Path, size: 
 
 
 @pytest.mark.skipif(c_module is None, reason="the C module guards the recording")
-def test_another_bus_error_is_the_script_s_own(tmp_path: Path) -> None:
+def test_another_bus_error_is_the_script_s_own(tmp_path: Path, preloaded: PreloadedTraceml) -> None:
     """SIGBUS that has nothing to do with the recording kills as it would without TraceML."""
     body = """
         import mmap, tempfile
@@ -268,6 +276,6 @@ def test_another_bus_error_is_the_script_s_own(tmp_path: Path) -> None:
             file.truncate(0)
             mapped[0] = 1
     """
-    done = traceml("run", str(write(tmp_path, body)), "--run-name", "r", cwd=tmp_path)
+    done = preloaded("run", str(write(tmp_path, body)), "--run-name", "r", cwd=tmp_path)
     assert done.returncode == -signal.SIGBUS
     assert "killed by SIGBUS" in done.stderr

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.running.scripts import LOOP, write
+from tests.scenarios.preloaded import PreloadedTraceml
 from tests.scenarios.scenario import SRC, traceml
 
 WHO = """
@@ -40,10 +41,13 @@ def summary(folder: Path, name: str) -> dict[str, Any]:
         ["--run-name", "r", "bash", "-c", f"{sys.executable} train.py --lr 1 --mode=x"],
     ],
 )
-def test_script_arguments_reach_the_script_in_every_spelling(tmp_path: Path, words: list[str]) -> None:
+def test_script_arguments_reach_the_script_in_every_spelling(
+    tmp_path: Path, preloaded: PreloadedTraceml, words: list[str]
+) -> None:
     """With --args, with --, with neither, and as any command: the script sees exactly its own arguments."""
     write(tmp_path, "train(5)\nprint(sys.argv[1:])")
-    done = traceml("run", *words, cwd=tmp_path)
+    command = traceml if "bash" in words else preloaded
+    done = command("run", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "['--lr', '1', '--mode=x']"
     assert summary(tmp_path, "r")["run"]["steps"]["total"] == 5
@@ -158,7 +162,7 @@ def test_two_runs_side_by_side_need_no_flags(tmp_path: Path) -> None:
     assert totals == [20, 20]
 
 
-def test_helpers_and_subprocesses_are_not_ranks(tmp_path: Path) -> None:
+def test_helpers_and_subprocesses_are_not_ranks(tmp_path: Path, preloaded: PreloadedTraceml) -> None:
     """A subprocess that imports torch, loader workers and a launcher shell leave no recording."""
     write(
         tmp_path,
@@ -169,13 +173,13 @@ def test_helpers_and_subprocesses_are_not_ranks(tmp_path: Path) -> None:
             train(5)
         """,
     )
-    done = traceml("run", "train.py", "--run-name", "r", cwd=tmp_path)
+    done = preloaded("run", "train.py", "--run-name", "r", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "logs" / "r" / "recording").glob("rank-*.steps"))) == 1
 
 
-def test_a_script_that_changes_folder_changes_nothing(tmp_path: Path) -> None:
+def test_a_script_that_changes_folder_changes_nothing(tmp_path: Path, preloaded: PreloadedTraceml) -> None:
     """os.chdir in the script does not move the recording."""
     write(tmp_path, "import os, tempfile\nos.chdir(tempfile.mkdtemp())\ntrain(5)\n")
-    traceml("run", "train.py", "--run-name", "r", cwd=tmp_path)
+    preloaded("run", "train.py", "--run-name", "r", cwd=tmp_path)
     assert summary(tmp_path, "r")["run"]["steps"]["total"] == 5

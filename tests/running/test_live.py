@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -30,18 +29,20 @@ train(60, each)
 """
 
 
-def held_at_40(folder: Path) -> subprocess.Popen[str]:
-    """A run that has completed 39 or 40 steps and goes on when there is a file `go`."""
-    (folder / "begin").touch()
-    running = start(folder, str(write(folder, STEPS)), "--run-name", "r")
+def test_a_look_at_a_run_from_its_wait_to_its_end(tmp_path: Path) -> None:
+    """Before the first step a look waits and invents no verdict. While the run goes on, it shows the
+    completed steps, a verdict and since when. The run is found by its name, its folder, its summary and the
+    process id of its monitor or rank. Then the look is the final one."""
+    running = start(tmp_path, str(write(tmp_path, STEPS)), "--run-name", "r")
+    read_until(running, "up")
+    logs = tmp_path / "logs"
+    waiting = LiveRun(find_run("r", logs)).look()
+    assert (waiting.state, waiting.since_step) == (WAITING, None)
+    assert waiting.summary.primary_diagnosis.kind == "NO_DATA"
+    (tmp_path / "begin").touch()
     read_until(running, "at 40")
-    return running
 
-
-def test_a_live_look_has_the_steps_so_far_and_a_verdict(tmp_path: Path) -> None:
-    """While a run goes on, a look shows its completed steps, a verdict and since when; then the final one."""
-    running = held_at_40(tmp_path)
-    run = LiveRun(find_run("r", tmp_path / "logs"))
+    run = LiveRun(find_run("r", logs))
     live = run.look()
     assert live.state == LIVE
     assert not live.is_over
@@ -50,6 +51,13 @@ def test_a_live_look_has_the_steps_so_far_and_a_verdict(tmp_path: Path) -> None:
     assert live.summary.primary_diagnosis.kind != "NO_DATA"
     assert live.since_step in (39, 40)
     assert live.since_start, "it may be older than the first look"
+
+    rank = live.summary.step_time.ranks["0"].identity.pid
+    for name in ("r", str(logs / "r"), str(running.pid), str(rank)):
+        assert find_run(name, logs) == logs / "r"
+    with pytest.raises(CommandError, match="not a TraceML run folder"):
+        find_run(str(tmp_path), logs)
+
     (tmp_path / "go").touch()
     running.communicate(timeout=180)
     ended = run.look()
@@ -57,23 +65,14 @@ def test_a_live_look_has_the_steps_so_far_and_a_verdict(tmp_path: Path) -> None:
     assert ended.summary.final
     assert ended.summary.run.steps.total == 60
     assert run.look() is ended, "an ended run is not read again"
-
-
-def test_a_run_without_steps_waits(tmp_path: Path) -> None:
-    """Before the first step a look says that it waits, and invents no verdict."""
-    running = start(tmp_path, str(write(tmp_path, STEPS)), "--run-name", "r")
-    read_until(running, "up")
-    live = LiveRun(find_run("r", tmp_path / "logs")).look()
-    assert live.state == WAITING
-    assert live.since_step is None
-    for name in ("begin", "go"):
-        (tmp_path / name).touch()
-    running.communicate(timeout=180)
+    assert find_run(str(logs / "r" / "final_summary.json"), logs) == logs / "r"
 
 
 def test_a_dead_run_never_looks_alive(tmp_path: Path) -> None:
     """If monitor and training are killed, a look says so at once or soon, with all steps until then."""
-    running = held_at_40(tmp_path)
+    (tmp_path / "begin").touch()
+    running = start(tmp_path, str(write(tmp_path, STEPS)), "--run-name", "r")
+    read_until(running, "at 40")
     os.killpg(running.pid, signal.SIGKILL)
     running.wait(60)
     run = LiveRun(find_run("r", tmp_path / "logs"))
@@ -83,17 +82,3 @@ def test_a_dead_run_never_looks_alive(tmp_path: Path) -> None:
     assert live.state == CRASHED
     assert live.is_over
     assert live.summary.run.steps.total in (39, 40)
-
-
-def test_a_run_is_found_by_name_path_and_process(tmp_path: Path) -> None:
-    """A run is found by its name, its folder, its summary and the process id of its monitor or rank."""
-    running = held_at_40(tmp_path)
-    logs = tmp_path / "logs"
-    rank = LiveRun(logs / "r").look().summary.step_time.ranks["0"].identity.pid
-    for name in ("r", str(logs / "r"), str(running.pid), str(rank)):
-        assert find_run(name, logs) == logs / "r"
-    with pytest.raises(CommandError, match="not a TraceML run folder"):
-        find_run(str(tmp_path), logs)
-    (tmp_path / "go").touch()
-    running.communicate(timeout=180)
-    assert find_run(str(logs / "r" / "final_summary.json"), logs) == logs / "r"

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.scenarios.preloaded import ENVIRONMENT
+from tests.running.cgroups import control_group, memory_limit, traceml_in
 
 LIMIT = 1_200 * 2**20
 LEAKS = """
@@ -28,41 +24,12 @@ for step in range(150):
 """
 
 
-@pytest.fixture
-def group() -> Iterator[Path]:
-    """A memory cgroup with a limit."""
-    name = f"traceml-test-memory-{os.getpid()}"
-    for folder, file in (("memory", "memory.limit_in_bytes"), ("", "memory.max")):
-        made = Path("/sys/fs/cgroup") / folder / name
-        try:
-            made.mkdir()
-        except OSError:
-            continue
-        try:
-            (made / file).write_text(str(LIMIT))
-        except OSError:
-            made.rmdir()
-            continue
-        yield made
-        made.rmdir()
-        return
-    pytest.skip("no memory cgroup can be made here: needs root and the memory controller")
-
-
 @pytest.mark.scenario
-def test_memory_creep_is_compared_with_the_limit_of_the_container(tmp_path: Path, group: Path) -> None:
+def test_memory_creep_is_compared_with_the_limit_of_the_container(tmp_path: Path) -> None:
     """A leak of 4 MiB per step below 1.2 GiB: the capacity is the limit, and memory is full before long."""
     (tmp_path / "leaks.py").write_text(LEAKS)
-    command = [sys.executable, "-m", "traceml", "run", "leaks.py", "--run-name", "m"]
-    done = subprocess.run(
-        ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *command],
-        cwd=tmp_path,
-        env={**os.environ, **ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    with control_group(memory_limit(LIMIT)) as group:
+        done = traceml_in(group, tmp_path, "run", "leaks.py", "--run-name", "m")
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "logs" / "m" / "final_summary.json").read_text())
     memory = found["step_memory"]

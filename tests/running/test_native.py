@@ -14,6 +14,7 @@ import pytest
 from tests.running.bad_inputs import LAUGHS
 from tests.running.processes import environment, traced
 from tests.running.scripts import write
+from tests.scenarios.preloaded import PreloadedTraceml
 
 SAYS_ALL = "import os, sys; print(sys.argv, sorted(os.environ.items())); sys.exit(6)"
 DISABLED = (("--disable-traceml",), ())
@@ -195,11 +196,13 @@ def test_the_environment_of_a_traced_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002, 0o000])
-def test_everything_that_is_written_keeps_the_umask(tmp_path: Path, mask: int) -> None:
+def test_everything_that_is_written_keeps_the_umask(
+    tmp_path: Path, preloaded: PreloadedTraceml, mask: int
+) -> None:
     """Folders and files of a run: readable and writable for whom the user says, no more and no less."""
     write(tmp_path, "train(5)\nimport traceml\ntraceml.final_summary()\n")
-    code, _, err = run(traced("train.py"), tmp_path, environment(), umask=mask)
-    assert code == 0, err
+    done = preloaded("run", "train.py", cwd=tmp_path, umask=mask)
+    assert done.returncode == 0, done.stderr
     made = [tmp_path / "logs", *(tmp_path / "logs").rglob("*")]
     assert {"manifest.json", "final_summary.json", "final_summary.txt"} <= {p.name for p in made}
     assert any(p.suffix == ".steps" for p in made)

@@ -125,6 +125,7 @@ def processes() -> Iterator[Processes]:
 
 
 @pytest.mark.long
+@pytest.mark.timed
 def test_two_hosts_with_a_shared_folder_become_one_run(hosts: Hosts, tmp_path: Path) -> None:
     """The slow rank of the other host is named in node 0's summary; no flag but those of torchrun."""
     for node in (0, 1):

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bench.synthetic import dtype_of, step_rows
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fuzz import examples
 from tests.scale.rolled import ROW_BYTES, LongRank, check_totals, read_one
 from traceml.analyze import totals
 from traceml.analyze.summarize import summarize
@@ -41,6 +42,7 @@ def can_free_space(folder: Path) -> bool:
         return free_space(file.fileno(), 0, 65536)
 
 
+@pytest.mark.thorough
 def test_a_million_steps_take_bounded_disk_and_give_exact_totals(tmp_path: Path) -> None:
     """Disk use never exceeds the kept rows, the piece being written and the blocks; totals are exact."""
     rank, roller = LongRank(tmp_path), Roller(tmp_path, keep_rows=20_000, every_s=0)
@@ -314,7 +316,7 @@ def test_a_rank_that_stopped_long_ago_does_not_empty_the_window(tmp_path: Path) 
 
 
 @given(cuts=st.lists(st.integers(1, 299), max_size=8), seed=st.integers(0, 1_000))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_folding_in_pieces_equals_folding_at_once(cuts: list[int], seed: int) -> None:
     """Whatever the pieces, their blocks fold to the same block, to the last nanosecond."""
     rows = step_rows(1, 300, seed)

@@ -8,6 +8,7 @@ imported but untouched. Start-up by the real launchers is checked by the tests o
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import importlib
 import json
@@ -47,7 +48,7 @@ def serve() -> None:
         importlib.import_module(name)
     for line in sys.stdin:
         request = json.loads(line)
-        pid = fork(functools.partial(_run_traceml, request))
+        pid = fork(functools.partial(_run_plainly if request["plain"] else _run_traceml, request))
         print(json.dumps({"code": _exit_code(pid)}), flush=True)
 
 
@@ -102,16 +103,29 @@ def _run_traceml(request: dict[str, Any]) -> NoReturn:
     from traceml.cli import main as command_line
     from traceml.monitor import child
 
+    _take_place(request)
+    child.subprocess = types.SimpleNamespace(Popen=ForkedCommand)  # type: ignore[attr-defined, assignment]
+    sys.exit(command_line.main(request["words"]))
+
+
+def _run_plainly(request: dict[str, Any]) -> None:
+    """`python <words>` without TraceML, likewise."""
+    _take_place(request)
+    _run_script(request["words"], request["env"])
+
+
+def _take_place(request: dict[str, Any]) -> None:
+    """Become a process group of the request's folder, environment, and files for output."""
     os.setsid()
     os.chdir(request["cwd"])
+    if request["umask"] is not None:
+        os.umask(request["umask"])
     os.environ.clear()
     os.environ.update(request["env"])
     for descriptor, path in ((0, os.devnull), (1, request["stdout"]), (2, request["stderr"])):
         opened = os.open(path, os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(opened, descriptor)
         os.close(opened)
-    child.subprocess = types.SimpleNamespace(Popen=ForkedCommand)  # type: ignore[attr-defined, assignment]
-    sys.exit(command_line.main(request["words"]))
 
 
 class ForkedCommand:
@@ -163,8 +177,8 @@ def _run_script(words: list[str], environment: Mapping[str, str]) -> None:
     sys.path[:] = [str(Path(words[0]).resolve().parent), *path, *sys.path[1:]]
     sys.argv = words
     sys.modules.pop("sitecustomize", None)
-    import sitecustomize  # noqa: F401
-
+    with contextlib.suppress(ModuleNotFoundError):  # a plain run has none
+        import sitecustomize  # noqa: F401
     main = types.ModuleType("__main__")
     main.__file__ = words[0]
     sys.modules["__main__"] = main

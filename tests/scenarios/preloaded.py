@@ -32,12 +32,29 @@ class PreloadedTraceml:
         self._server: subprocess.Popen[str] | None = None
 
     def __call__(
-        self, *words: str, cwd: Path, env: dict[str, str] | None = None
+        self, *words: str, cwd: Path, env: dict[str, str] | None = None, umask: int | None = None
     ) -> subprocess.CompletedProcess[str]:
         """`traceml <words>` in this folder."""
+        return self._run(words, cwd, env or {}, plain=False, umask=umask)
+
+    def python(
+        self, *words: str, cwd: Path, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """`python <words>` in this folder, without TraceML."""
+        return self._run(words, cwd, env or {}, plain=True)
+
+    def _run(
+        self,
+        words: tuple[str, ...],
+        cwd: Path,
+        env: dict[str, str],
+        *,
+        plain: bool,
+        umask: int | None = None,
+    ) -> subprocess.CompletedProcess[str]:
         out, err = cwd / "stdout.txt", cwd / "stderr.txt"
         request: dict[str, Any] = {"words": words, "cwd": str(cwd), "stdout": str(out), "stderr": str(err)}
-        request["env"] = {**os.environ, **ENVIRONMENT, **(env or {})}
+        request |= {"plain": plain, "umask": umask, "env": {**os.environ, **ENVIRONMENT, **env}}
         server = self._server = self._server or self._start()
         assert server.stdin is not None
         assert server.stdout is not None

@@ -32,14 +32,6 @@ def test_ranks_of_torchrun_are_found(tmp_path: Path) -> None:
     assert summary["run"]["steps"]["total"] == 12
 
 
-def test_ranks_that_the_script_spawns_are_found(tmp_path: Path) -> None:
-    """`mp.spawn` from a script: each spawned process is a rank, and the script itself is not."""
-    (tmp_path / "spawn.py").write_text(SPAWN)
-    summary = summary_of(tmp_path, "spawn.py")
-    assert summary["run"]["ranks"]["used"] == [0, 1]
-    assert summary["run"]["steps"]["total"] == 8
-
-
 ACCELERATE = """
 import torch
 from accelerate import Accelerator
@@ -67,6 +59,7 @@ for x, y in loader:
 """
 
 
+@pytest.mark.timed
 def test_ranks_of_accelerate_launch_are_found(tmp_path: Path) -> None:
     """`accelerate launch` of two processes: both ranks, every step, and the one that is slow in forward."""
     (tmp_path / "train.py").write_text(ACCELERATE)
@@ -80,19 +73,22 @@ def test_ranks_of_accelerate_launch_are_found(tmp_path: Path) -> None:
 
 
 SPAWN = """
-import os, tempfile
+import sys, tempfile
 import torch, torch.distributed as dist, torch.multiprocessing as mp
-def work(rank, store):
+def work(rank, store, out):
+    torch.manual_seed(7)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(8):
         model(torch.randn(2, 4)).sum().backward()
         optimizer.step()
+    torch.save(model.state_dict(), f"{out}.{rank}")
     del model  # gloo can hang at the end if the model outlives the group
     dist.destroy_process_group()
 if __name__ == "__main__":
-    mp.spawn(work, args=(tempfile.mktemp(),), nprocs=2)
+    method, out = sys.argv[1:]
+    mp.start_processes(work, args=(tempfile.mktemp(), out), nprocs=2, start_method=method)
 """
 
 
@@ -133,6 +129,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("version", ["1", "2"])
 def test_waiting_inside_fsdp_is_sync(tmp_path: Path, preloaded: PreloadedTraceml, version: str) -> None:
     """FSDP on gloo: waiting for the slow rank is sync, and the rank that is slow in forward is named."""
@@ -145,22 +142,20 @@ def test_waiting_inside_fsdp_is_sync(tmp_path: Path, preloaded: PreloadedTraceml
     assert primary["evidence"]["excess_ms"] == pytest.approx(really(tmp_path, 25, summary, "fault"), rel=0.2)
 
 
-def test_weights_are_bit_for_bit_the_same_as_without_traceml(tmp_path: Path) -> None:
-    """DDP with and without TraceML gives exactly the same weights on every rank."""
-    script = tmp_path / "weights.py"
-    script.write_text(
-        SPAWN.replace(
-            "    del model",
-            "    torch.save(model.state_dict(), f'{os.environ[\"OUT\"]}.{rank}')\n    del model",
-        )
-        .replace("def work(rank, store):", "def work(rank, store):\n    torch.manual_seed(7)")
-        .replace("mp.spawn(work,", "mp.start_processes(work, start_method='fork',")
-    )
+def test_spawned_ranks_are_found_and_their_weights_are_the_same_without_traceml(
+    tmp_path: Path, preloaded: PreloadedTraceml
+) -> None:
+    """A script spawns its ranks: each spawned process is a rank, the script itself is not, and DDP gives
+    exactly the same weights on every rank as without TraceML."""
+    (tmp_path / "spawn.py").write_text(SPAWN)
+    summary = summary_of(tmp_path, "spawn.py", "--", "spawn", "traced")
+    assert summary["run"]["ranks"]["used"] == [0, 1]
+    assert summary["run"]["steps"]["total"] == 8
+    plain = preloaded("run", "--disable-traceml", "spawn.py", "--", "fork", "plain", cwd=tmp_path)
+    assert plain.returncode == 0, plain.stderr
     import torch
 
-    for name, words in (("plain", ["--disable-traceml"]), ("traced", ["--run-name", "w"])):
-        done = traceml("run", *words, "weights.py", cwd=tmp_path, env={"OUT": name})
-        assert done.returncode == 0, done.stderr
     for rank in (0, 1):
-        plain, traced = (torch.load(tmp_path / f"{n}.{rank}") for n in ("plain", "traced"))
-        assert all(torch.equal(plain[k], traced[k]) for k in plain)
+        without, traced = (torch.load(tmp_path / f"{name}.{rank}") for name in ("plain", "traced"))
+        assert without
+        assert all(torch.equal(without[k], traced[k]) for k in without)

@@ -26,15 +26,17 @@ OOM_BYTES = 300 * 2**20
 
 
 @pytest.mark.parametrize(
-    ("fault", "says"),
+    ("fault", "says", "cold"),
     [
-        ("--kill-at", "after step 25, in wait"),
-        ("--raise-at", "r1: RuntimeError: this rank has had enough"),
+        ("--kill-at", "after step 25, in wait", True),
+        ("--raise-at", "r1: RuntimeError: this rank has had enough", False),
     ],
 )
-def test_rank_that_dies_is_named_with_its_last_step(tmp_path: Path, fault: str, says: str) -> None:
+def test_rank_that_dies_is_named_with_its_last_step(
+    tmp_path: Path, preloaded: PreloadedTraceml, fault: str, says: str, cold: bool
+) -> None:
     """One rank is killed or raises: the summary names the rank, its last step and where it was."""
-    summary, done = run(tmp_path, 2, fault, "25")
+    summary, done = run(tmp_path, 2, fault, "25", command=traceml if cold else preloaded)
     assert done.returncode == 1
     assert summary["run"]["status"] == "failed"
     assert summary["run"]["steps"]["total"] == 25
@@ -245,7 +247,7 @@ import torch, torch.distributed as dist
 torch.set_num_threads(1)
 attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
 # A store for each attempt: with torchrun's own, gloo now and then meets a rank of the attempt before.
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}{attempt}", rank=rank, world_size=2)
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}{attempt}", rank=rank, world_size=2)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for step in range(1, 41):
@@ -254,33 +256,33 @@ for step in range(1, 41):
     optimizer.zero_grad()
     time.sleep(0.01)
     if (attempt, rank, step) == (0, 1, 15):
-        if sys.argv[1] == "kill":
-            time.sleep(0.3)  # the other rank waits in its next exchange by now
-            os.kill(os.getpid(), signal.SIGKILL)
         raise RuntimeError("not yet")
+    if (attempt, rank, step) == (1, 1, 20):
+        time.sleep(0.3)  # the other rank waits in its next exchange by now
+        os.kill(os.getpid(), signal.SIGKILL)
 dist.barrier()
 dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("how", ["kill", "raise"])
-def test_elastic_restart_is_one_run_judged_by_its_last_attempt(tmp_path: Path, how: str) -> None:
-    """torchrun starts all ranks again: the numbers are those of the last attempt; the end of the first
-    attempt is reported."""
+def test_elastic_restarts_are_one_run_judged_by_its_last_attempt(tmp_path: Path) -> None:
+    """torchrun starts all ranks again after an exception, and once more after a kill: the numbers are those
+    of the last attempt; the end of each earlier attempt is reported."""
     (tmp_path / "elastic.py").write_text(ELASTIC)
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=2")
-    words = ("--nproc-per-node=2", "elastic.py", how, str(tmp_path / "store"))
+    words = ("--nproc-per-node=2", "elastic.py", str(tmp_path / "store"))
     done = traceml("run", "--run-name", "e", *launcher, *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     summary: dict[str, Any] = json.loads((tmp_path / "logs" / "e" / "final_summary.json").read_text())
     assert summary["run"]["status"] == "completed"
     assert summary["run"]["steps"]["total"] == 40
     assert summary["run"]["ranks"]["used"] == [0, 1]
-    (before,) = summary["run"]["ranks"]["earlier_attempts"]
-    assert before["steps"] == 15
-    assert before["ended_first"]["rank"] == 1
-    assert ("not yet" if how == "raise" else "killed") in before["reason"]
+    raised, killed = summary["run"]["ranks"]["earlier_attempts"]
+    assert (raised["steps"], raised["ended_first"]["rank"]) == (15, 1)
+    assert "not yet" in raised["reason"]
+    assert (killed["steps"], killed["ended_first"]["rank"]) == (20, 1)
+    assert "killed" in killed["reason"]
     account = summary["run"]["accounting"]
-    assert account["earlier_attempts_s"] > 15 * 0.01
+    assert account["earlier_attempts_s"] > (15 + 20) * 0.01
     assert sum(account.values()) == pytest.approx(summary["run"]["duration_s"], rel=0.01)
-    assert "The same ranks ran 2 times" in done.stderr
+    assert "The same ranks ran 3 times" in done.stderr

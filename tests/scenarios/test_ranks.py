@@ -38,8 +38,8 @@ SLOW = "COMPUTE STRAGGLER"
 SCENARIOS = (
     RankScenario("healthy", ("--base", "80"), "COMPUTE-BOUND"),
     RankScenario("slow input", ("--input", "30"), "INPUT STRAGGLER", 30, "input"),
-    RankScenario("slow forward", ("--forward", "30"), SLOW, 30, "forward"),
-    RankScenario("slow forward of 4", ("--forward", "30"), SLOW, 30, "forward", ranks=4, cold=True),
+    RankScenario("slow forward", ("--forward", "30"), SLOW, 30, "forward", cold=True),
+    RankScenario("slow forward of 4", ("--forward", "30"), SLOW, 30, "forward", ranks=4),
     RankScenario("slow backward", ("--backward", "30"), SLOW, 30, "backward"),
     RankScenario("slow optimizer", ("--optimizer", "30"), SLOW, 30, "optimizer"),
     RankScenario("slow input and forward", ("--input", "25", "--forward", "25"), "STRAGGLER", 50),

@@ -1,6 +1,6 @@
 """What each training of scripts/trainings.py completes, and how it is run plainly and traced, and compared.
 
-Adding a case is adding a function there and a row here. Two files run them, so that two workers can.
+Adding a case is adding a function there and a row here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.scenario import SRC
+from tests.scenarios.preloaded import ENVIRONMENT, PreloadedTraceml
 
 TRAININGS = Path(__file__).parent / "scripts" / "trainings.py"
 LAST = 2
@@ -58,12 +58,24 @@ WITHOUT_COUNT = {
 """The same where the number is at least this: steps are interrupted, overlap, or are another attempt's."""
 
 
-def start(folder: Path, name: str, *words: str) -> subprocess.CompletedProcess[str]:
-    folder.mkdir()
-    command = [sys.executable, *words, str(TRAININGS), name]
-    environment = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
+COLD = ("plain_loop", "compiled_model", "replaced_by_exec", "exit_code_of_the_script", "error_of_the_script")
+"""`make test` traces these in a new Python, the others in forks; for those, `make test-long` does it."""
+
+
+PRINTS_FRAMES = ("error_of_the_script", "compiled_optimizer")
+"""A traceback or a warning with a path, which the server's forks print differently from a new Python."""
+
+
+def cold(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A new Python with these words."""
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, *words],
+        cwd=folder,
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
 
 
@@ -73,28 +85,31 @@ def without_numbers(text: str) -> str:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+    ours = ("stdout.txt", "stderr.txt")  # of `preloaded`
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file() and p.name not in ours}
 
 
 needs_trackfd = pytest.mark.skipif(
     sys.version_info < (3, 13), reason="before 3.13 a mapping of Python's keeps a descriptor"
 )
-CASES = [
-    pytest.param(name, marks=needs_trackfd if name == "descriptors_closed_by_the_script" else ())
+CASES = {
+    name: pytest.param(name, marks=needs_trackfd if name == "descriptors_closed_by_the_script" else ())
     for name in (*STEPS, *WITHOUT_COUNT)
-]
+}
 
 
-def check(tmp_path: Path, name: str) -> None:
+def check(tmp_path: Path, preloaded: PreloadedTraceml, name: str, in_fork: bool) -> None:
     """Same exit code, standard output, traceback and files; and every step is on record."""
-    plain = start(tmp_path / "plain", name)
-    words = (
-        "--quiet",
-        "--run-name",
-        "run",
-        "--stall-after=600",
-    )  # a busy machine may import torch for minutes
-    traced = start(tmp_path / "traced", name, "-m", "traceml", "run", *words)
+    folders = tmp_path / "plain", tmp_path / "traced"
+    for folder in folders:
+        folder.mkdir()
+    # A busy machine may import torch for minutes.
+    words = ("run", "--quiet", "--run-name", "run", "--stall-after=600", str(TRAININGS), name)
+    if name in PRINTS_FRAMES and not in_fork:
+        plain = cold(folders[0], str(TRAININGS), name)
+    else:
+        plain = preloaded.python(str(TRAININGS), name, cwd=folders[0])
+    traced = preloaded(*words, cwd=folders[1]) if in_fork else cold(folders[1], "-m", "traceml", *words)
     assert traced.returncode == plain.returncode, traced.stderr
     assert traced.stdout == plain.stdout
     assert [line for line in traced.stderr.splitlines() if line.startswith("traceml:")] == [], traced.stderr

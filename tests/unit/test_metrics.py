@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from tests.fuzz import examples
 from tests.unit import made
 from traceml.analyze import metrics as m
 from traceml.analyze.align import align
@@ -66,7 +67,7 @@ def test_skew_is_null_if_the_median_is_zero() -> None:
         elements=st.one_of(st.floats(0, 1e12), st.just(NAN)),
     )
 )
-@settings(max_examples=150)
+@examples(150)
 def test_every_number_is_finite_or_null(values: np.ndarray) -> None:
     """No NaN and no infinity ever reaches the summary, and the worst is at least the median."""
     found = stat(tuple(range(len(values))), values)

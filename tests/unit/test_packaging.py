@@ -74,6 +74,9 @@ def test_the_license_is_in_the_package() -> None:
     assert "END OF TERMS AND CONDITIONS" in text
 
 
+BUILDS = pytest.mark.thorough
+
+
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A copy of what is needed to build, because a build leaves files behind."""
@@ -99,12 +102,14 @@ def build(tree: Path, *start: str, **environment: str) -> tuple[str, bool]:
     return tag, any("_switch" in name and name.endswith(".so") for name in names)
 
 
+@BUILDS
 def test_a_build_without_a_compiler_succeeds(tree: Path) -> None:
     """The C switch is optional: without a compiler there is a wheel without it."""
     _, has_switch = build(tree, "setup.py", CC="/no/such/compiler", LDSHARED="/no/such/compiler")
     assert not has_switch
 
 
+@BUILDS
 @pytest.mark.skipif(
     not shutil.which("cc") or not HAS_STABLE_ABI, reason="needs a C compiler and the stable ABI"
 )
@@ -115,11 +120,13 @@ def test_a_build_with_a_compiler_has_the_c_switch(tree: Path) -> None:
     assert tag.startswith("cp310-abi3-")
 
 
+@BUILDS
 def test_a_free_threaded_python_gets_a_pure_package(tree: Path) -> None:
     """Free-threaded Pythons have no stable ABI, and setuptools raises if one is asked for: it must not be."""
     assert build(tree, "-c", FREE_THREADED) == ("py3-none-any", False)
 
 
+@BUILDS
 def test_a_pure_package_can_be_asked_for(tree: Path) -> None:
     """TRACEML_PURE_PYTHON=1 builds the wheel for all other platforms."""
     assert build(tree, "setup.py", TRACEML_PURE_PYTHON="1") == ("py3-none-any", False)
@@ -133,6 +140,7 @@ def names_in_wheel(tree: Path) -> list[str]:
     return ZipFile(wheel).namelist()
 
 
+@BUILDS
 def test_the_page_is_in_the_wheel(tree: Path) -> None:
     """Who installs a wheel needs no Node.js."""
     (tree / PAGE).write_text("<html></html>")
@@ -140,6 +148,7 @@ def test_the_page_is_in_the_wheel(tree: Path) -> None:
     assert "traceml/present/page.html" in names_in_wheel(tree)
 
 
+@BUILDS
 def test_a_build_without_node_and_registry_succeeds(tree: Path) -> None:
     """The page is optional: where it cannot be built there is one warning and a wheel without it."""
     shutil.copytree(ROOT / "web", tree / "web", ignore=shutil.ignore_patterns("node_modules"))

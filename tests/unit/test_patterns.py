@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fuzz import examples
 from tests.unit.made import every
 from traceml.analyze.patterns import find_period, find_shift, slow_steps
 from traceml.analyze.window import Floats
@@ -123,7 +124,7 @@ def test_series_without_a_lasting_rise_has_no_shift(series: np.ndarray) -> None:
 @given(
     values=st.lists(st.floats(1e-3, 1e12, allow_nan=False), max_size=300),
 )
-@settings(max_examples=150)
+@examples(150)
 def test_shift_and_slow_steps_are_plausible_for_any_series(values: list[float]) -> None:
     """A shift is inside the series and goes up; slow steps are a minority above the median."""
     series = np.array(values, dtype=float)

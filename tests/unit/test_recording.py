@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fuzz import examples
 from traceml.recording import layout
 from traceml.recording import writer as writing
 from traceml.recording.reader import Live, RecordingReader, UnreadableRecording, names_of
@@ -130,7 +131,7 @@ def test_a_row_is_small_and_its_sequence_number_within_one_page(columns: layout.
 
 
 @given(cut=st.integers(0, layout.HEADER_SIZE + (ROWS + 3) * ROW_SIZE))
-@settings(max_examples=200)
+@examples(200)
 def test_a_file_cut_anywhere_still_gives_a_prefix(whole: bytes, damaged: Path, cut: int) -> None:
     """A cut inside the header gives one clear line; a cut elsewhere gives every complete row."""
     damaged.write_bytes(whole[:cut])
@@ -142,7 +143,7 @@ def test_a_file_cut_anywhere_still_gives_a_prefix(whole: bytes, damaged: Path, c
 
 
 @given(start=st.integers(layout.HEADER_SIZE, layout.HEADER_SIZE + (ROWS + 3) * ROW_SIZE))
-@settings(max_examples=200)
+@examples(200)
 def test_a_file_that_lost_its_end_still_gives_a_prefix(whole: bytes, damaged: Path, start: int) -> None:
     """Pages that never reached the disk read as zeros: only complete rows before them are read."""
     damaged.write_bytes(whole[:start] + bytes(len(whole) - start))
@@ -154,7 +155,7 @@ def test_a_file_that_lost_its_end_still_gives_a_prefix(whole: bytes, damaged: Pa
 
 
 @given(row=st.integers(0, ROWS - 1), torn=st.binary(min_size=8, max_size=8))
-@settings(max_examples=100)
+@examples(100)
 def test_a_row_without_its_number_ends_the_prefix(whole: bytes, damaged: Path, row: int, torn: bytes) -> None:
     """A row with another sequence number than expected was never published, nor was any after it."""
     at = layout.HEADER_SIZE + (row + 1) * ROW_SIZE - 8
@@ -177,7 +178,7 @@ FLIP = st.tuples(st.integers(0, 10**6), st.integers(1, 255))
 
 
 @given(flips=st.lists(FLIP, min_size=1, max_size=6, unique_by=lambda flip: flip[0]))
-@settings(max_examples=400)
+@examples(400)
 def test_a_damaged_header_gives_one_clear_line(
     whole: bytes, damaged: Path, flips: list[tuple[int, int]]
 ) -> None:
@@ -194,7 +195,7 @@ def test_a_damaged_header_gives_one_clear_line(
 
 
 @given(flips=st.lists(FLIP, min_size=1, max_size=6))
-@settings(max_examples=100)
+@examples(100)
 def test_damage_between_header_and_rows_costs_no_row(
     whole: bytes, damaged: Path, flips: list[tuple[int, int]]
 ) -> None:
@@ -209,7 +210,7 @@ def test_damage_between_header_and_rows_costs_no_row(
 
 
 @given(data=st.binary(max_size=layout.HEADER_SIZE + 4096))
-@settings(max_examples=100)
+@examples(100)
 def test_any_other_file_gives_one_clear_line(damaged: Path, data: bytes) -> None:
     """A file that is not a recording is reported as such."""
     damaged.write_bytes(data)
@@ -218,7 +219,7 @@ def test_any_other_file_gives_one_clear_line(damaged: Path, data: bytes) -> None
 
 
 @given(columns=st.recursive(st.none() | st.integers() | st.text(max_size=3), st.lists, max_leaves=8))
-@settings(max_examples=80)
+@examples(80)
 def test_a_column_list_of_any_shape_gives_one_clear_line(damaged: Path, columns: object) -> None:
     """A header whose columns are nonsense is refused without a traceback."""
     text = json.dumps({"columns": columns}).encode()

@@ -191,7 +191,7 @@ def test_only_the_latest_of_two_slow_ranks_is_named() -> None:
     assert [f.ranks for f in found.step_time.issues if "STRAGGLER" in f.kind] == [[3]]
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 8, 64, 512])
+@pytest.mark.parametrize("ranks", [2, 4, 8, 64, pytest.param(512, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("noise_ms", [0.5, 2.0, 5.0])
 def test_no_straggler_among_equal_ranks_with_noise(ranks: int, noise_ms: float) -> None:
     """However many and however noisy: the ordinary spread of equal ranks is not a straggler."""

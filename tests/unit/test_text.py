@@ -16,9 +16,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fuzz import examples
 from tests.unit import made
 from traceml.analyze.summarize import summarize
 from traceml.present.text import render
@@ -216,7 +217,7 @@ NUMBER = st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False), 
 
 
 @given(name=NASTY, phase=NASTY, reason=NASTY, note=NASTY, status=NASTY, word=NASTY, torch=NASTY)
-@settings(max_examples=120)
+@examples(120)
 def test_text_of_any_length_and_script_fits(
     name: str, phase: str, reason: str, note: str, status: str, word: str, torch: str
 ) -> None:
@@ -247,7 +248,7 @@ def test_text_of_any_length_and_script_fits(
 
 
 @given(values=st.lists(NUMBER, min_size=6, max_size=6), ranks=st.one_of(st.none(), st.integers(0, 10**6)))
-@settings(max_examples=80)
+@examples(80)
 def test_numbers_of_any_size_fit(values: list[float | None], ranks: int | None) -> None:
     """Metrics of any size, or null, in any section never break a table."""
     usual = two_ranks_on_gpus()

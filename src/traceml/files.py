@@ -1,8 +1,10 @@
-"""Reads files that may be anything: a FIFO, a device, a terabyte. Never waits, never reads beyond a limit."""
+"""Reads files that may be anything (a FIFO, a device, a terabyte), and replaces files as a whole."""
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -38,3 +40,24 @@ def read_whole(path: str | Path, most_bytes: int) -> bytes:
             if len(data) <= most_bytes:
                 return data
     raise OSError(errno.EFBIG, f"larger than {most_bytes / 1e6:,.0f} MB", str(path))
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Temporary file, fsync, rename: a reader sees the old file or the new one, never a part."""
+    with replacing(path) as temporary, temporary.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Where to write a file. It takes the place of `path` at the end, unless something is raised."""
+    # Not `mkstemp`: that makes files which only their owner may read.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)

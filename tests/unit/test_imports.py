@@ -87,6 +87,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "runs": (*NOUNS, "traceml.files", "traceml.runs", "traceml.recording", "msgspec", "psutil", "mlflow"),
     "export": (
         *NOUNS,
+        "traceml.files",
         "traceml.export",
         "traceml.recording",
         "traceml.runs",
@@ -131,6 +132,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *NOUNS,
         "traceml",
         "traceml.cli",
+        "traceml.files",
         "traceml.settings",
         "traceml.settings_file",
         "traceml.monitor",

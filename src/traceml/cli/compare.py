@@ -14,11 +14,11 @@ from traceml.cli.main import Parser, one_of, show
 from traceml.cli.view import current, write_page
 from traceml.compare.compare import compare
 from traceml.errors import CommandError, printable, say
+from traceml.files import write_atomic
 from traceml.monitor.result import encode
 from traceml.present import compare_markdown, compare_text, page
 from traceml.present.compare_rows import lead_rows, more_rows, shifted
 from traceml.runs import mlflow_artifact, summary_file
-from traceml.runs.atomic import write_atomic
 from traceml.runs.summary_file import Reading
 from traceml.schema import fmt
 from traceml.schema.comparison import INCONCLUSIVE, MIXED, REGRESSION, WORSE, Comparison, RunRef

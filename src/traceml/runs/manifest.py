@@ -11,9 +11,8 @@ from socket import gethostname
 from typing import Any, Final
 
 from traceml.errors import failsafe, say
-from traceml.files import read_whole
+from traceml.files import read_whole, write_atomic
 from traceml.recording import layout
-from traceml.runs.atomic import write_atomic
 from traceml.runs.liveness import hold, monitor_lives, still_trains, this_process, was_written_recently
 
 MANIFEST: Final = "manifest.json"

@@ -104,14 +104,14 @@ def test_silent_file_system_costs_a_few_seconds_at_the_start(tmp_path: Path) -> 
 def test_folder_that_stops_answering_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The thread that copies is blocked in the kernel (by a FIFO that nobody writes to): the monitor ends all
+    """The thread that copies is blocked in the kernel (by a FIFO without a reader): the monitor ends all
     the same, says where the run is, and copies it later."""
     local, home = tmp_path / "local" / "r", tmp_path / "home" / "r"
     for folder in (local, home):
         (folder / "recording").mkdir(parents=True)
     RecordingWriter(str(local / "recording" / "rank-0.42.steps"), c.STEP_COLUMNS, {"identity": {"rank": 0}})
-    (local / "recording" / "seen-python").touch()
-    blocks = home / "recording" / "seen-python"
+    (local / "recording" / "early.events.jsonl").write_text('{"kind": "error"}\n')
+    blocks = home / "recording" / "early.events.jsonl"
     os.mkfifo(blocks)
     monkeypatch.setattr(mirror, "EVERY_S", 0.01)
     monkeypatch.setattr(mirror, "CLOSE_S", 0.5)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.scale.rolled import ROW_BYTES, LongRank, check_totals, read_one
 from traceml.analyze import totals
 from traceml.analyze.summarize import summarize
-from traceml.monitor.relay.protocol import Limits
+from traceml.monitor.relay.protocol import Limits, Piece
 from traceml.monitor.relay.store import NodeStore
 from traceml.recording import layout
 from traceml.recording.fold import STEPS
@@ -245,15 +245,14 @@ def test_a_relay_continues_after_rows_rolled_up_on_node_0(tmp_path: Path) -> Non
     data = source.path.read_bytes()
     node0 = tmp_path / "node0"
     (node0 / "recording").mkdir(parents=True)
-    body = data[layout.HEADER_SIZE :]
+    cut = layout.HEADER_SIZE + 9_000 * ROW_BYTES
     store = NodeStore(node0 / "recording", 1, Limits())
-    store.open(source.name, data[: layout.LIVE_OFFSET])
-    assert store.append(source.name, 0, body[: 9_000 * ROW_BYTES]) == 9_000
+    store.take(Piece(source.name))
+    assert store.take(Piece(source.name, 0, data=data[:cut])).offset == cut
     assert Roller(node0, KEEP, every_s=0).maybe_roll(0.0) == 4_000
     again = NodeStore(node0 / "recording", 1, Limits())
-    offset, check = again.open(source.name, data[: layout.LIVE_OFFSET])
-    assert (offset, check) == (9_000, store.open(source.name, data[: layout.LIVE_OFFSET])[1])
-    assert again.append(source.name, 9_000, body[9_000 * ROW_BYTES :]) == 12_000
+    assert again.take(Piece(source.name)).offset == cut
+    assert again.take(Piece(source.name, cut, data=data[cut:])).offset == len(data)
     check_totals(read_one(node0), source)
 
 

@@ -46,18 +46,6 @@ def write_all(fd: int, data: bytes | bytearray, offset: int) -> None:
         view, offset = view[done:], offset + done
 
 
-def write_rows(fd: int, data: bytes, offset: int, row_size: int) -> None:
-    """Append whole rows to a file that nobody has mapped: bodies first, then the sequence numbers.
-
-    A reader sees a prefix of complete rows at every moment.
-    """
-    bodies = bytearray(data)
-    for end in range(row_size, len(data) + 1, row_size):
-        bodies[end - layout.SEQUENCE.size : end] = bytes(layout.SEQUENCE.size)
-    for half in (bodies, data):
-        write_all(fd, half, offset)
-
-
 def mark_replaced(path: str) -> None:
     """The process that wrote this recording replaced itself. A state that it gave itself stays."""
     fd = os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))

@@ -16,7 +16,7 @@ from tests.running.scripts import write
 from traceml.monitor import mirror
 from traceml.recording.tail import Tail
 from traceml.recording.writer import RecordingWriter
-from traceml.runs import local_disk
+from traceml.runs import folder as run_folder
 from traceml.schema import catalog as c
 
 NO_DISK = 'mkdir logs && mount -t ramfs none logs && eval "$1"; cp -r logs seen'
@@ -136,5 +136,5 @@ def test_kind_of_file_system(path: str, local: bool, tmp_path: Path, monkeypatch
         "3 1 0:6 / /data rw master:2 - nfs4 server:/data rw\n"
         "4 1 0:7 / /my\\040disk rw - newfs server rw\n"
     )
-    monkeypatch.setattr(local_disk, "MOUNTS", str(mounts))
-    assert local_disk.is_local(path) is local
+    monkeypatch.setattr(run_folder, "MOUNTS", str(mounts))
+    assert run_folder.is_local(path) is local

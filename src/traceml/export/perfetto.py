@@ -111,7 +111,6 @@ def _counter(name: str, pid: int, ts: float, args: Entry) -> Entry:
 
 
 def _samples(table: Table, zero_ns: int) -> Iterator[Entry]:
-    """CPU, memory and GPU of each machine."""
     nodes = table["node"].tolist()
     for node in dict.fromkeys(nodes):
         yield from _named(NODES_FROM + node, f"machine of node {node}", {})

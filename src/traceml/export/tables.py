@@ -46,7 +46,6 @@ class Table(dict[str, NDArray[Any]]):
 
     @property
     def rows(self) -> int:
-        """How many there are."""
         return len(next(iter(self.values())))
 
     def frame(self) -> Any:
@@ -111,7 +110,6 @@ class RunTables:
         return [*own, *((event, ranks.get(event.rank)) for event in others)]
 
     def when(self, event: RecordedEvent, rank: RankRecording | None) -> int:
-        """Wall-clock time of an event."""
         return event.wall_ns or event.time_ns + self._clocks.get(rank.node if rank is not None else 0, 0)
 
     def _clock_of_each_node(self) -> dict[int, int]:

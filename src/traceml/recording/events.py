@@ -56,21 +56,12 @@ def new_lines(path: str, begin: int, most_bytes: int) -> Iterator[tuple[list[byt
             data = bytes_at(fd, PIECE_BYTES, begin)
             end = data.rfind(b"\n") + 1
             is_last = len(data) < PIECE_BYTES
-            # Without the end of a line it is none of ours; a hole of a terabyte is not read through.
-            begin = begin + end if end or is_last else _after_hole(fd, begin + len(data))
+            begin += end if end or is_last else len(data)  # a piece without the end of a line is none of ours
             yield data[:end].splitlines(), data[end:], begin
             if is_last or begin > most_bytes:
                 return
     finally:
         os.close(fd)
-
-
-def _after_hole(fd: int, offset: int) -> int:
-    """Where the next data are."""
-    try:
-        return os.lseek(fd, offset, os.SEEK_DATA)
-    except (AttributeError, OSError):  # not Linux; or only a hole follows
-        return max(offset, os.fstat(fd).st_size) if hasattr(os, "SEEK_DATA") else offset
 
 
 def parse_events(lines: Sequence[bytes]) -> list[RecordedEvent]:

@@ -1,8 +1,8 @@
 """Old rows are rolled up: folded into one block in a file beside the recording, then their space is freed.
 
     rank-0.123.steps    ->  rank-0.123.rollup
-    rank-0.123.device   ->  rank-0.123.device-rollup
-    system.gauges       ->  system.gauges-rollup: of old samples, only their number is kept
+    rank-0.123.device   ->  rank-0.123.device-rollup: of old device times, only their number is kept
+    system.gauges       ->  system.gauges-rollup: the same of old samples
 
 `end_row` of the block says how many rows are rolled up; nothing else does. A kill at any moment is harmless,
 because the new block is on the disk, in place of the old one, before the space of the rows is freed. So a row
@@ -10,18 +10,20 @@ is in the block or in the recording. One that is in both (killed before its spac
 up, because every reader starts at `end_row`. The training process takes no part in this.
 """
 
+import ctypes
+import errno
+import mmap
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from traceml.errors import say
 from traceml.files import write_atomic
 from traceml.recording import layout
-from traceml.recording.fold import DEVICE, GAUGES, STEPS, Fold, latest_of_each_step
-from traceml.recording.free_space import free_space
+from traceml.recording.fold import DROPPED, STEPS, Fold, latest_of_each_step
 from traceml.recording.reader import RecordingReader, UnreadableRecording
 
 KEEP_ROWS: Final = 100_000
@@ -31,6 +33,8 @@ HEAD_ROWS: Final = 64
 ROWS_AT_ONCE: Final = 1_000
 LEAST_ROW_BYTES: Final = 16
 EVERY_S: Final = 10.0
+_KEEP_SIZE_AND_PUNCH_HOLE: Final = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+_NOT_SUPPORTED: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.ETXTBSY)
 
 
 class _Kind(NamedTuple):
@@ -41,8 +45,8 @@ class _Kind(NamedTuple):
 
 KINDS: Final = {
     ".steps": _Kind(".rollup", STEPS, 1),
-    ".device": _Kind(".device-rollup", DEVICE, 2),  # more, so that every kept step has its device times
-    ".gauges": _Kind(".gauges-rollup", GAUGES, 5),  # as much as a reader holds
+    ".device": _Kind(".device-rollup", DROPPED, 2),  # more, so that every kept step has its device times
+    ".gauges": _Kind(".gauges-rollup", DROPPED, 5),  # as much as a reader holds
 }
 
 
@@ -66,7 +70,7 @@ def rolled_up(recording: Path) -> np.void | None:
     fold, blocks = KINDS[recording.suffix].fold, reader.rows()
     if not len(blocks):
         return None
-    if reader.header["columns"] != fold.columns:
+    if not set(fold.columns) <= set(reader.header["columns"]):
         raise UnreadableRecording(f"{reader.path}: other columns than expected")
     return fold.blocks(blocks[list(fold.dtype.names or ())].astype(fold.dtype))
 
@@ -169,3 +173,31 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _find_fallocate() -> Any:
+    try:
+        found = ctypes.CDLL(None, use_errno=True).fallocate
+    except (OSError, AttributeError, TypeError):
+        return None  # not Linux
+    found.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    return found if ctypes.sizeof(ctypes.c_long) == 8 else None  # offsets are 32 bits wide on small systems
+
+
+_fallocate: Final = _find_fallocate()
+
+
+def free_space(fd: int, begin: int, end: int) -> bool:
+    """Give the whole pages between these offsets back to the disk; the file keeps its size and reads as zeros
+    there. False where the system or the disk cannot do it."""
+    begin, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if end <= begin:
+        return True
+    if _fallocate is None:
+        return False
+    if _fallocate(fd, _KEEP_SIZE_AND_PUNCH_HOLE, begin, end - begin) == 0:
+        return True
+    problem = ctypes.get_errno()
+    if problem in _NOT_SUPPORTED:
+        return False
+    raise OSError(problem, os.strerror(problem))

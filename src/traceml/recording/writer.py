@@ -94,7 +94,6 @@ class RecordingWriter:
                 os.close(fd)
 
     def append(self, *values: float) -> None:
-        """Publish one row."""
         self.append_packed(self._body.pack(*values))
 
     def append_packed(self, body: bytes) -> None:

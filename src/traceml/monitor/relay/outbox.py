@@ -84,7 +84,6 @@ class _SentFile:
         self._live = self._live if piece.live is None else piece.live
 
     def forget(self) -> None:
-        """Ask again how far node 0 is."""
         self._known = self._live = None
 
     def _read(self, offset: int, most_bytes: int) -> bytes:

@@ -57,7 +57,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "schema": ("traceml.schema",),
     "errors": (),
     "settings": ("traceml.errors",),
-    "files": (),
+    "files": ("traceml.errors",),
     "settings_file": ("traceml.errors", "traceml.files", "yaml", "tomli"),
     "__init__": ("traceml.capture.api", "traceml.export.load", "traceml.notebook"),
     "__main__": ("traceml.cli.main",),

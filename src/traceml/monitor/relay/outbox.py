@@ -43,10 +43,11 @@ class _SentFile:
 
     @property
     def acknowledged(self) -> int:
-        """How many rows node 0 has."""
-        if self._known is None or self._reader is None:
+        """How many rows node 0 has; other threads may ask."""
+        known = self._known
+        if known is None or self._reader is None:
             return 0
-        return max(self._known - layout.HEADER_SIZE, 0) // self._reader.row_size
+        return max(known - layout.HEADER_SIZE, 0) // self._reader.row_size
 
     def piece(self, most_bytes: int) -> Piece | None:
         """What node 0 does not have, None if it has everything."""
@@ -63,7 +64,7 @@ class _SentFile:
                     f"node 0 has lost rows after row {self.acknowledged} that are rolled up here"
                 )
             end = layout.HEADER_SIZE + self._reader.look() * self._reader.row_size
-            data = self._read(begin, min(end - begin, most_bytes))
+            data = self._read(begin, max(0, min(end - begin, most_bytes)))
             if not begin:  # never half a header, and its live half comes with the last row
                 data = self._read(0, layout.LIVE_OFFSET) + bytes(_LIVE_BYTES) + data[layout.HEADER_SIZE :]
             live = live if begin + len(data) == end and live != self._live else None

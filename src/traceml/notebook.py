@@ -50,7 +50,6 @@ class run:  # noqa: N801 - read as a verb: `with traceml.run("baseline"):`
 
     @property
     def has_steps(self) -> bool:
-        """Whether anything was trained."""
         session = install.active()
         return session is not None and session.writer is not None
 
@@ -132,7 +131,6 @@ class _Cells:
         self._run: run | None = None
 
     def before(self, *_: object) -> None:
-        """A cell begins."""
         if self._run is None:
             self._run = run()
             self._run.__enter__()
@@ -143,7 +141,6 @@ class _Cells:
             self.end()
 
     def end(self) -> None:
-        """End the run, and show it."""
         ended, self._run = self._run, None
         if ended is not None:
             ended.__exit__(None, None, None)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from traceml.monitor.relay.names import landing
+from traceml.monitor.relay.store import landing
 from traceml.recording.layers import MOST_SAMPLES, LayersTail
 
 TABLE: dict[str, Any] = {

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pytest
@@ -20,7 +20,6 @@ from traceml.errors import TraceMLError
 from traceml.monitor.relay import address
 from traceml.monitor.relay.client import RelayClient
 from traceml.monitor.relay.keys import KeyPair, RunKey
-from traceml.monitor.relay.names import landing
 from traceml.monitor.relay.protocol import (
     MESSAGE_BYTES,
     Answer,
@@ -33,9 +32,13 @@ from traceml.monitor.relay.protocol import (
     encode,
 )
 from traceml.monitor.relay.server import MOST_STRANGERS, RelayServer
+from traceml.monitor.relay.store import landing
 from traceml.monitor.this_node import ThisNode
 from traceml.recording import layout
 from traceml.recording.reader import RecordingReader
+from traceml.recording.tail import Tail
+from traceml.recording.writer import RecordingWriter
+from traceml.schema import catalog as c
 
 RUN_KEY = RunKey(ENVIRONMENT["TRACEML_KEY"].encode())
 TURNED_AWAY = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -98,10 +101,13 @@ def intrude() -> Iterator[Callable[..., Intruder]]:
         intruder.context.destroy(linger=0)
 
 
+HEAD: Final = layout.HEADER_SIZE
+
+
 def a_head(rank: int, tmp_path: Path) -> bytes:
-    """The fixed half of a sound header."""
+    """A sound header."""
     maker = Rank(make_run(tmp_path / f"maker{rank}"), rank)
-    return Path(maker.writer.path).read_bytes()[: layout.LIVE_OFFSET]
+    return Path(maker.writer.path).read_bytes()[:HEAD]
 
 
 def rows(first: int, count: int) -> bytes:
@@ -224,39 +230,62 @@ BAD_NAMES = [
 ]  # fmt: skip
 
 
-def test_bad_file_names(serve: Serve, intrude: Callable[..., Intruder], node0: Path, tmp_path: Path) -> None:
+def test_bad_file_names(serve: Serve, intrude: Callable[..., Intruder], node0: Path) -> None:
     """Only the known names travel: no path, no name of another node, no file of node 0's own."""
     server = serve()
     peer = intrude(server, RUN_KEY.client(1))
-    head = a_head(1, tmp_path)
     before = sorted(p.name for p in node0.iterdir())
     for name in BAD_NAMES:
         assert landing(name, 1) is None
-        assert peer.ask(Piece(name, head=head)).status is Status.REFUSED, name
+        assert peer.ask(Piece(name)).status is Status.REFUSED, name
         assert peer.ask(Piece(name, 0, data=b"x\n")).status is not Status.OK, name
     assert files(node0) == {}
     assert sorted(p.name for p in node0.iterdir()) == before
 
 
-def test_rows_out_of_range(
+def test_bytes_out_of_range(
     serve: Serve, intrude: Callable[..., Intruder], node0: Path, tmp_path: Path
 ) -> None:
-    """Rows that do not follow the last one, or are not whole rows, are not taken."""
+    """Bytes that do not follow the last one are not taken, and a recording begins with a whole header."""
     server = serve()
     peer = intrude(server, RUN_KEY.client(1))
     name, landed = "rank-1.42.steps", "rank-1.node1.42.steps"
-    assert peer.ask(Piece(name, head=a_head(1, tmp_path))).offset == 0
-    assert peer.ask(Piece(name, 0, data=rows(1, 3))).offset == 3
+    head = a_head(1, tmp_path)
+    assert peer.ask(Piece(name)).offset == 0
+    assert peer.ask(Piece(name, 0, data=head[:-1])).status is Status.REFUSED
+    assert files(node0) == {}
+    assert peer.ask(Piece(name, 0, data=head + rows(1, 3))).offset == HEAD + 96
     before = files(node0)
-    for offset in (0, 2, 4, 2**40):
-        found = peer.ask(Piece(name, offset, data=rows(offset + 1, 2), live=b"stale"))
-        assert (found.status, found.offset) == (Status.OK, 3)
-    for data in (rows(5, 1), rows(3, 2), rows(4, 1) + rows(6, 1), rows(4, 1)[:-1], b"x"):
-        assert peer.ask(Piece(name, 3, data=data)).status is Status.REFUSED
+    for offset in (0, HEAD, HEAD + 95, HEAD + 97, 2**40):
+        found = peer.ask(Piece(name, offset, data=rows(4, 2), live=b"stale"))
+        assert (found.status, found.offset) == (Status.OK, HEAD + 96)
     assert files(node0) == before
-    assert peer.ask(Piece(name, 3, data=rows(4, 1))).offset == 4
+    assert peer.ask(Piece(name, HEAD + 96, data=rows(4, 1))).offset == HEAD + 128
     taken = RecordingReader(node0 / "recording" / landed).rows()
     assert taken["sequence"].tolist() == [1, 2, 3, 4]
+
+
+def test_nonsense_costs_its_sender_only(
+    serve: Serve, intrude: Callable[..., Intruder], node0: Path, tmp_path: Path
+) -> None:
+    """A node with the key may send a damaged header or rows: that file is set aside with a note."""
+    server = serve()
+    peer = intrude(server, RUN_KEY.client(1))
+    sent = {
+        "rank-1.1.steps": bytes(HEAD),
+        "rank-1.2.steps": b"\0" + a_head(1, tmp_path)[1:],
+        "rank-1.3.steps": a_head(1, tmp_path / "again") + rows(7, 5) + b"x",
+    }
+    for name, data in sent.items():
+        peer.ask(Piece(name))
+        assert peer.ask(Piece(name, 0, data=data)).status is Status.OK
+    local = RecordingWriter(
+        str(node0 / "recording" / "rank-0.9.steps"), c.STEP_COLUMNS, {"identity": {"rank": 0, "pid": 9}}
+    )
+    local.append(*[1] * len(c.STEP_COLUMNS))
+    found = Tail(node0).read()
+    assert [len(rank.rows) for rank in found.ranks] == [1]
+    assert len(found.problems) == 3
 
 
 def test_key_decides_which_node_speaks(
@@ -266,22 +295,10 @@ def test_key_decides_which_node_speaks(
     server = serve()
     for node_rank in (1, 2):
         peer = intrude(server, RUN_KEY.client(node_rank))
-        assert peer.ask(Piece("rank-1.42.steps", head=a_head(1, tmp_path / str(node_rank)))).offset == 0
-        assert peer.ask(Piece("rank-1.42.steps", 0, data=rows(1, node_rank))).offset == node_rank
+        assert peer.ask(Piece("rank-1.42.steps")).offset == 0
+        peer.ask(Piece("rank-1.42.steps", 0, data=a_head(1, tmp_path / str(node_rank))))
     assert set(files(node0)) == {"rank-1.node1.42.steps", "rank-1.node2.42.steps"}
     assert sorted(server.nodes) == [1, 2]
-
-
-def test_header_that_contradicts_the_name(
-    serve: Serve, intrude: Callable[..., Intruder], node0: Path, tmp_path: Path
-) -> None:
-    """A recording with a damaged header or one of another rank is not made."""
-    server = serve()
-    peer = intrude(server, RUN_KEY.client(1))
-    sound = a_head(1, tmp_path)
-    for head in (b"", sound[:-1], bytes(4096), b"\0" + sound[1:], a_head(2, tmp_path)):
-        assert peer.ask(Piece("rank-1.42.steps", head=head)).status is Status.REFUSED
-    assert files(node0) == {}
 
 
 def test_quotas(serve: Serve, intrude: Callable[..., Intruder], node0: Path, tmp_path: Path) -> None:
@@ -296,17 +313,16 @@ def test_quotas(serve: Serve, intrude: Callable[..., Intruder], node0: Path, tmp
     assert peer.ask(Piece("seen-torch")).status is Status.OK
     assert peer.ask(Piece("seen-torch", 0, data=b"x")).status is Status.REFUSED
     head = a_head(1, tmp_path)
-    opened = [peer.ask(Piece(f"rank-1.{pid}.steps", head=head)).status for pid in range(3)]
-    assert opened == [Status.OK, Status.OK, Status.REFUSED]
+    for pid in range(3):
+        peer.ask(Piece(f"rank-1.{pid}.steps"))
+    made = [peer.ask(Piece(f"rank-1.{pid}.steps", 0, data=head)).status for pid in range(3)]
+    assert made == [Status.OK, Status.OK, Status.REFUSED]
     assert peer.ask(Piece("seen-numpy")).status is Status.REFUSED
-    taken = state = peer.ask(Piece("rank-1.0.steps", 0, data=rows(1, 8000)))
+    taken = state = peer.ask(Piece("rank-1.0.steps", HEAD, data=bytes(256_000)))
     while state.status is Status.OK:
-        taken, state = (
-            state,
-            peer.ask(Piece("rank-1.0.steps", state.offset, data=rows(state.offset + 1, 8000))),
-        )
+        taken, state = state, peer.ask(Piece("rank-1.0.steps", state.offset, data=bytes(256_000)))
     assert state.status is Status.REFUSED
-    assert taken.offset == 16_000
+    assert taken.offset == HEAD + 2 * 256_000
     assert sum(len(data) for data in files(node0).values()) <= limits.node_bytes
 
 
@@ -317,10 +333,10 @@ def test_live_area_is_all_that_live_reaches(
     server = serve()
     peer = intrude(server, RUN_KEY.client(1))
     name, path = "rank-1.42.steps", node0 / "recording" / "rank-1.node1.42.steps"
-    peer.ask(Piece(name, head=a_head(1, tmp_path)))
-    peer.ask(Piece(name, 0, data=rows(1, 3)))
+    peer.ask(Piece(name))
+    peer.ask(Piece(name, 0, data=a_head(1, tmp_path) + rows(1, 3)))
     before = path.read_bytes()
-    assert peer.ask(Piece(name, 3, live=b"\xff" * 4096)).status is Status.OK
+    assert peer.ask(Piece(name, HEAD + 96, live=b"\xff" * 4096)).status is Status.OK
     after = path.read_bytes()
     assert after[:4096] == before[:4096]
     assert after[8192:] == before[8192:]
@@ -337,9 +353,9 @@ def test_late_question_undoes_nothing(
     now, held_up = intrude(server, RUN_KEY.client(1)), intrude(server, RUN_KEY.client(1))
     name, path = "rank-1.42.steps", node0 / "recording" / "rank-1.node1.42.steps"
     now.number = 100
-    now.ask(Piece(name, head=a_head(1, tmp_path)))
-    now.ask(Piece(name, 0, live=b"new"))
-    answer = held_up.question(Piece(name, 0, live=b"old"))
+    now.ask(Piece(name))
+    now.ask(Piece(name, 0, data=a_head(1, tmp_path), live=b"new"))
+    answer = held_up.question(Piece(name, HEAD, live=b"old"))
     assert (answer.states, answer.newest) == ([], 102)
     assert path.read_bytes()[4096:8192] == b"new".ljust(4096, b"\0")
 

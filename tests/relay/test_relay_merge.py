@@ -7,10 +7,9 @@ from pathlib import Path
 from relay_nodes import Rank, steps
 
 from traceml.monitor.relay.merge import merge_node_folder
-from traceml.monitor.relay.protocol import Limits
+from traceml.monitor.relay.protocol import Limits, Piece
 from traceml.monitor.relay.store import NodeStore
 from traceml.recording.events import EventsTail
-from traceml.recording.layout import LIVE_OFFSET
 from traceml.recording.tail import Tail
 from traceml.recording.writer import RecordingWriter
 
@@ -26,8 +25,8 @@ def test_merge_completes_what_the_relay_began(node0: Path, node1: Path) -> None:
     (node1 / "recording" / "seen-torch").touch()
     data = Path(rank.writer.path).read_bytes()
     store = NodeStore(node0 / "recording", 3, Limits())
-    store.open(rank.name, data[:LIVE_OFFSET])
-    store.append(rank.name, 0, data[8192 : 8192 + 500 * 32])
+    store.take(Piece(rank.name))
+    store.take(Piece(rank.name, 0, data=data[: 8192 + 500 * 32]))
     merged = merge_node_folder(node1, node0, 3)
     assert merged.complete
     assert merged.new_bytes == 19_500 * 32 + len('{"kind": "end"}\n')

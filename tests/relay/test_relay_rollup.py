@@ -11,7 +11,7 @@ from tests.scale.rolled import ROW_BYTES, LongRank, check_totals, read_one
 
 from traceml.monitor.relay.client import RelayClient
 from traceml.monitor.relay.merge import merge_node_folder
-from traceml.monitor.relay.protocol import Limits
+from traceml.monitor.relay.protocol import Limits, Piece
 from traceml.monitor.relay.server import RelayServer
 from traceml.monitor.relay.store import NodeStore
 from traceml.recording import layout
@@ -68,8 +68,8 @@ def test_merge_brings_the_rest_of_a_rolled_up_recording(node0: Path, node1: Path
     rank.append(12_000)
     data = rank.path.read_bytes()
     store = NodeStore(node0 / "recording", 1, Limits())
-    store.open(rank.name, data[: layout.LIVE_OFFSET])
-    store.append(rank.name, 0, data[layout.HEADER_SIZE :][: 9_000 * ROW_BYTES])
+    store.take(Piece(rank.name))
+    store.take(Piece(rank.name, 0, data=data[: layout.HEADER_SIZE + 9_000 * ROW_BYTES]))
     Roller(node1, KEEP, every_s=0, safe_rows=lambda name: 9_000).maybe_roll(0.0)
     assert rolled_up_rows(rank.path) == 7_000
     merged = merge_node_folder(node1, node0, 1)
@@ -97,10 +97,9 @@ def test_the_limit_of_a_node_counts_what_its_files_take(node0: Path, tmp_path: P
     source.append(30_000)
     data = source.path.read_bytes()
     store = NodeStore(node0 / "recording", 1, Limits(node_bytes=16_000 * ROW_BYTES))
-    store.open(source.name, data[: layout.LIVE_OFFSET])
+    at = store.take(Piece(source.name)).offset
     roller = Roller(node0, KEEP, every_s=0)
-    for begin in range(0, 30_000, 3_000):
-        rows = data[layout.HEADER_SIZE + begin * ROW_BYTES :][: 3_000 * ROW_BYTES]
-        assert store.append(source.name, begin, rows) == begin + 3_000
-        roller.maybe_roll(float(begin))
+    while at < len(data):
+        at = store.take(Piece(source.name, at, data=data[at:][: 3_000 * ROW_BYTES])).offset
+        roller.maybe_roll(float(at))
     check_totals(read_one(node0), source)

@@ -16,7 +16,7 @@ from tests.running.scripts import write
 from traceml.monitor import mirror
 from traceml.recording.tail import Tail
 from traceml.recording.writer import RecordingWriter
-from traceml.runs import local_disk
+from traceml.runs import folder as run_folder
 from traceml.schema import catalog as c
 
 NO_DISK = 'mkdir logs && mount -t ramfs none logs && eval "$1"; cp -r logs seen'
@@ -104,14 +104,14 @@ def test_silent_file_system_costs_a_few_seconds_at_the_start(tmp_path: Path) -> 
 def test_folder_that_stops_answering_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The thread that copies is blocked in the kernel (by a FIFO that nobody writes to): the monitor ends all
+    """The thread that copies is blocked in the kernel (by a FIFO without a reader): the monitor ends all
     the same, says where the run is, and copies it later."""
     local, home = tmp_path / "local" / "r", tmp_path / "home" / "r"
     for folder in (local, home):
         (folder / "recording").mkdir(parents=True)
     RecordingWriter(str(local / "recording" / "rank-0.42.steps"), c.STEP_COLUMNS, {"identity": {"rank": 0}})
-    (local / "recording" / "seen-python").touch()
-    blocks = home / "recording" / "seen-python"
+    (local / "recording" / "early.events.jsonl").write_text('{"kind": "error"}\n')
+    blocks = home / "recording" / "early.events.jsonl"
     os.mkfifo(blocks)
     monkeypatch.setattr(mirror, "EVERY_S", 0.01)
     monkeypatch.setattr(mirror, "CLOSE_S", 0.5)
@@ -136,5 +136,5 @@ def test_kind_of_file_system(path: str, local: bool, tmp_path: Path, monkeypatch
         "3 1 0:6 / /data rw master:2 - nfs4 server:/data rw\n"
         "4 1 0:7 / /my\\040disk rw - newfs server rw\n"
     )
-    monkeypatch.setattr(local_disk, "MOUNTS", str(mounts))
-    assert local_disk.is_local(path) is local
+    monkeypatch.setattr(run_folder, "MOUNTS", str(mounts))
+    assert run_folder.is_local(path) is local

@@ -102,7 +102,7 @@ def test_memory_does_not_grow_with_dead_processes(tmp_path: Path, monkeypatch: p
     assert monitored.tail._ranks == {}
     assert len(monitored.tail.ended) == 300
     assert monitored.gauges._processes == {}
-    assert monitored.roller._files == {}
+    assert monitored.roller._waits_for == {}
     assert isinstance(monitored.watchdog._exit_times, ExitTimes)
     assert not monitored.watchdog._exit_times._known
     noted = (tmp_path / "recording" / watchdog.EVENTS).read_text().splitlines()

@@ -18,13 +18,12 @@ from tests.fuzz import examples
 from tests.scale.rolled import ROW_BYTES, LongRank, check_totals, read_one
 from traceml.analyze import totals
 from traceml.analyze.summarize import summarize
-from traceml.monitor.relay.protocol import Limits
+from traceml.monitor.relay.protocol import Limits, Piece
 from traceml.monitor.relay.store import NodeStore
-from traceml.recording import layout, rollup
+from traceml.recording import layout
 from traceml.recording.fold import STEPS
-from traceml.recording.free_space import free_space
 from traceml.recording.reader import RecordingReader
-from traceml.recording.rollup import HEAD_ROWS, Roller, read_blocks, rolled_up_rows, rollup_path
+from traceml.recording.rollup import HEAD_ROWS, Roller, free_space, rolled_up_rows, rollup_path
 from traceml.recording.tail import Tail
 from traceml.recording.writer import CHUNK_BYTES, RecordingWriter
 from traceml.schema import catalog as c
@@ -67,10 +66,7 @@ def test_rolling_up_little_by_little_leaves_nothing_behind(tmp_path: Path) -> No
         rank.append(1_001)
         roller.maybe_roll(float(at))
     if can_free_space(tmp_path):
-        blocks_bytes = (
-            dtype_of(STEPS.columns).itemsize * rolled_up_rows(rank.path) // 1_000 + layout.HEADER_SIZE
-        )
-        assert rank.disk_bytes() < (KEEP + HEAD_ROWS + 2_100) * ROW_BYTES + blocks_bytes + 100_000
+        assert rank.disk_bytes() < (KEEP + HEAD_ROWS + 2_100) * ROW_BYTES + 100_000
     check_totals(read_one(tmp_path), rank)
 
 
@@ -147,21 +143,6 @@ def test_a_superseded_row_is_left_out_even_at_the_end_of_a_block(tmp_path: Path)
     check_totals(read_one(tmp_path), rank)
 
 
-def test_blocks_of_a_long_run_stay_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks get longer as the run does, so their number grows with its logarithm."""
-    rank, roller = LongRank(tmp_path), Roller(tmp_path, KEEP, every_s=0)
-    rank.append(KEEP + rollup.BLOCK_ROWS)
-    monkeypatch.setattr(rollup, "BLOCKS_PER_RUN", 10)
-    for at in range(40):
-        rank.append(2_500)
-        roller.maybe_roll(float(at))
-    blocks = read_blocks(rank.path)
-    assert blocks is not None
-    assert len(blocks) < 45
-    assert (np.diff(blocks["end_row"]) <= KEEP).all()
-    check_totals(read_one(tmp_path), rank)
-
-
 def test_device_times_are_rolled_up_as_well(tmp_path: Path) -> None:
     """Kept steps keep their device times, so the device's clock is still used."""
     rank, roller = LongRank(tmp_path), Roller(tmp_path, KEEP, every_s=0)
@@ -174,9 +155,7 @@ def test_device_times_are_rolled_up_as_well(tmp_path: Path) -> None:
         file.write(made.tobytes())
     rank.append(15_000)
     roller.maybe_roll(0.0)
-    blocks = read_blocks(device.path)
-    assert blocks is not None
-    assert blocks["forward"].sum() == 1_000_000 * rolled_up_rows(device.path)
+    assert rolled_up_rows(device.path) == 5_000
     found = summarize(Tail(tmp_path).read(), FACTS)
     assert found.step_time.window.clock == "device"
     assert found.run.steps.total == 15_000
@@ -247,18 +226,6 @@ def test_reading_while_rolling_up_sees_every_row_once(tmp_path: Path) -> None:
     check_totals(read_one(tmp_path), rank)
 
 
-def test_only_one_monitor_rolls_up_at_a_time(tmp_path: Path) -> None:
-    """While another process holds the rollup file, nothing is done and nothing is damaged."""
-    rank, roller = LongRank(tmp_path), Roller(tmp_path, KEEP, every_s=0)
-    rank.append(8_000)
-    assert roller.maybe_roll(0.0) == 3_000
-    rank.append(4_000)
-    with rollup._locked(rollup_path(rank.path)):
-        assert Roller(tmp_path, KEEP, every_s=0).maybe_roll(0.0) == 0
-    assert roller.maybe_roll(1.0) == 4_000
-    check_totals(read_one(tmp_path), rank)
-
-
 def test_rolling_up_is_cheap_when_there_is_nothing_to_do(tmp_path: Path) -> None:
     """It looks at the folder only every few seconds, and leaves short recordings alone."""
     rank, roller = LongRank(tmp_path), Roller(tmp_path, KEEP, every_s=10)
@@ -277,15 +244,14 @@ def test_a_relay_continues_after_rows_rolled_up_on_node_0(tmp_path: Path) -> Non
     data = source.path.read_bytes()
     node0 = tmp_path / "node0"
     (node0 / "recording").mkdir(parents=True)
-    body = data[layout.HEADER_SIZE :]
+    cut = layout.HEADER_SIZE + 9_000 * ROW_BYTES
     store = NodeStore(node0 / "recording", 1, Limits())
-    store.open(source.name, data[: layout.LIVE_OFFSET])
-    assert store.append(source.name, 0, body[: 9_000 * ROW_BYTES]) == 9_000
+    store.take(Piece(source.name))
+    assert store.take(Piece(source.name, 0, data=data[:cut])).offset == cut
     assert Roller(node0, KEEP, every_s=0).maybe_roll(0.0) == 4_000
     again = NodeStore(node0 / "recording", 1, Limits())
-    offset, check = again.open(source.name, data[: layout.LIVE_OFFSET])
-    assert (offset, check) == (9_000, store.open(source.name, data[: layout.LIVE_OFFSET])[1])
-    assert again.append(source.name, 9_000, body[9_000 * ROW_BYTES :]) == 12_000
+    assert again.take(Piece(source.name)).offset == cut
+    assert again.take(Piece(source.name, cut, data=data[cut:])).offset == len(data)
     check_totals(read_one(node0), source)
 
 

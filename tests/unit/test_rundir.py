@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from traceml.errors import CommandError
-from traceml.runs.atomic import write_atomic
+from traceml.files import write_atomic
 from traceml.runs.folder import create
 from traceml.runs.liveness import is_alive, monitor_lives, this_process
 from traceml.runs.manifest import read_manifest, write_manifest
@@ -162,7 +162,7 @@ def test_a_failed_write_leaves_the_old_file(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(f"traceml.runs.atomic.os.{step}", full)
+    monkeypatch.setattr(f"traceml.files.os.{step}", full)
     with pytest.raises(OSError, match="No space"):
         write_atomic(tmp_path / "x.json", b"new")
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]

@@ -72,30 +72,6 @@ export function Notes({ summary }: { summary: Summary }) {
   return <Bullets id="notes" title="Notes" lines={[...notes, ...lost, ...attempts]} />;
 }
 
-export function Events({ summary }: { summary: Summary }) {
-  const { events } = summary;
-  if (!events.length) return null;
-  const rows = events
-    .slice(0, MOST_ROWS)
-    .map((one) => [
-      one.kind.replaceAll("_", " "),
-      fmt.plain(one.step),
-      fmt.rank(one.rank),
-      one.time_s == null ? "" : fmt.seconds(one.time_s),
-      one.duration_ms ? fmt.ms(one.duration_ms) : "",
-      one.message ?? one.phase ?? "",
-    ]);
-  return (
-    <details class="card">
-      <summary>Events ({fmt.count(events.length)})</summary>
-      <Table caption="Events" hideCaption head={["Event", "Step", "Rank", "At", "Took", ""]} words={[5]} rows={rows} />
-      {events.length > MOST_ROWS && (
-        <p class="foot">The first {MOST_ROWS} are shown; final_summary.json has all of them.</p>
-      )}
-    </details>
-  );
-}
-
 export function Environment({ summary }: { summary: Summary }) {
   const { environment: env, overhead: cost, run } = summary;
   const { warmup, first_step_ms } = run.steps;

@@ -1,9 +1,8 @@
 // Two runs: the verdict, what the change of the step consists of, and the tables of `traceml compare`.
-import { Chart } from "./chart";
 import * as fmt from "./fmt";
 import { COLOURS, GUIDE, phasesOf } from "./phases";
 import { Bullets, Card, type Figure, Figures, Head, Legend, Line, Ribbon, Table, TableCard } from "./parts";
-import type { Compared, Comparison, Num, Side, Summary } from "./types";
+import type { Compared, Comparison, Num, Side } from "./types";
 
 const SEVERITY: Record<string, string> = {
   IMPROVEMENT: "good",
@@ -28,7 +27,7 @@ function figures({ interval }: Comparison): Figure[] {
   return rows;
 }
 
-export function CompareView({ comparison: found, shift, tables, a, b }: Compared) {
+export function CompareView({ comparison: found, shift, tables }: Compared) {
   const tone = SEVERITY[found.verdict] ?? "info";
   const label = (
     <>
@@ -60,7 +59,6 @@ export function CompareView({ comparison: found, shift, tables, a, b }: Compared
         <Figures rows={figures(found)} />
       </Head>
       <Waterfall found={found} />
-      {a && b && <BothCharts a={a} b={b} />}
       <Card id="tables" title="What changed" about="delta = B − A">
         <div class="columns tight">
           {tables.map(([name, rows]) => (
@@ -84,28 +82,6 @@ export function CompareView({ comparison: found, shift, tables, a, b }: Compared
       />
       <Bullets id="warnings" title="Warnings" lines={found.warnings} />
     </article>
-  );
-}
-
-/** Both runs over their steps, on one axis. */
-function BothCharts({ a, b }: { a: Summary; b: Summary }) {
-  const pairs = ({ series: { step_time: found } }: Summary): [Num, Num][] =>
-    (found.steps ?? []).map((step, at) => [step, found.step_ms?.[at] ?? null]);
-  const [one, other] = [new Map(pairs(a)), new Map(pairs(b))];
-  if (one.size < 2 || other.size < 2) return null;
-  const steps = [...new Set([...one.keys(), ...other.keys()])].sort((x, y) => (x ?? 0) - (y ?? 0));
-  // Undefined, not null, where a run has no point: the line goes on.
-  const values = (side: Map<Num, Num>): Num[] => steps.map((step) => side.get(step)) as Num[];
-  const lines = [
-    { label: "A", values: values(one), colour: "--blue" },
-    { label: "B", values: values(other), colour: "--worst", dash: true },
-  ];
-  const typical = (side: Summary): string => fmt.ms(side.step_time.metrics.step_ms?.median.value);
-  const alt = `Chart of step time over steps: A ${typical(a)}, B ${typical(b)}`;
-  return (
-    <Card id="both" title="Step time of both" about="median rank">
-      <Chart x={steps} xLabel="step" lines={lines} show={fmt.ms} alt={alt} />
-    </Card>
   );
 }
 

@@ -1,5 +1,5 @@
 // The page of one run, finished or live: a pure function of its Summary.
-import { Environment, Events, Notes, RunParts, Trainings } from "./about";
+import { Environment, Notes, RunParts, Trainings } from "./about";
 import { Gauges, StepMemory } from "./context";
 import * as fmt from "./fmt";
 import { RankHeatmap } from "./heatmap";
@@ -73,7 +73,6 @@ export function RunView({ summary, look = null, isLost = false }: Shown) {
         <RunParts summary={summary} />
       </div>
       <Notes summary={summary} />
-      <Events summary={summary} />
       <Environment summary={summary} />
     </article>
   );

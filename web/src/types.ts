@@ -12,10 +12,7 @@ export type Look = Omit<Live, "summary">;
 
 export interface LiveRun { live: Look; summary: Summary }
 
-export interface Compared {
-  comparison: Comparison; shift: string; tables: [title: string, rows: string[][]][]; a: Summary | null;
-  b: Summary | null;
-}
+export interface Compared { comparison: Comparison; shift: string; tables: [title: string, rows: string[][]][] }
 
 export type Data =
   | { kind: "summary"; summary: Summary }

@@ -14,21 +14,20 @@ from traceml.cli.main import Parser, one_of, show
 from traceml.cli.view import current, write_page
 from traceml.compare.compare import compare
 from traceml.errors import CommandError, printable, say
+from traceml.files import write_atomic
 from traceml.monitor.result import encode
 from traceml.present import compare_markdown, compare_text, page
 from traceml.present.compare_rows import lead_rows, more_rows, shifted
 from traceml.runs import mlflow_artifact, summary_file
-from traceml.runs.atomic import write_atomic
 from traceml.runs.summary_file import Reading
 from traceml.schema import fmt
 from traceml.schema.comparison import INCONCLUSIVE, MIXED, REGRESSION, WORSE, Comparison, RunRef
 
 
-def page_data(found: Comparison, a: Sequence[Reading] = (), b: Sequence[Reading] = ()) -> bytes:
-    """The comparison for the browser: as data, as rows, and with the summaries if each side is one run."""
-    one, other = (side[0].summary if len(side) == 1 else None for side in (a, b))
+def page_data(found: Comparison) -> bytes:
+    """The comparison for the browser: as data, and as rows."""
     tables = [("Overview", lead_rows(found)), *more_rows(found)]
-    data = {"comparison": found, "shift": shifted(found), "tables": tables, "a": one, "b": other}
+    data = {"comparison": found, "shift": shifted(found), "tables": tables}
     return msgspec.json.encode({"kind": "comparison", **data})
 
 
@@ -106,7 +105,7 @@ def main(words: list[str]) -> int:
     say(f"wrote {base}.json and .txt")
     if given.html is not None:
         name = given.html or f"compare-{_side_name(a)}-{_side_name(b)}.html"
-        write_page(name, page.page(page_data(found, a, b)))
+        write_page(name, page.page(page_data(found)))
     return exit_code(found, given.fail_on, given.max_step_time_regression)
 
 

@@ -32,7 +32,6 @@ class Watched:
         self._look = failsafe("looking at the run", None)(self._run.look)
 
     def figures(self, fresh: bool = False) -> list[Figure]:
-        """As they are now."""
         with self._lock:
             if fresh or time.monotonic() - self._looked_s >= FRESH_S:
                 live = self._look()

@@ -106,9 +106,9 @@ def place_of(given: str) -> tuple[Path, str | None]:
 
 
 def comparison(logs: Path, a: str, b: str) -> bytes:
-    """What `traceml compare --format json` gives for two runs, and their summaries."""
+    """What `traceml compare --html` puts into its page."""
     one, other = ([current(summary_file.locate(str(logs / name), logs))] for name in (a, b))
-    return page_data(compared(one, other), one, other)
+    return page_data(compared(one, other))
 
 
 def shown_host(host: str) -> str:

@@ -8,10 +8,10 @@ from typing import Final
 
 from traceml.cli.main import Parser, show
 from traceml.errors import CommandError, say
+from traceml.files import write_atomic
 from traceml.monitor.result import build, encode, has_more, report, write
 from traceml.present.text import render
 from traceml.runs import summary_file
-from traceml.runs.atomic import write_atomic
 from traceml.runs.folder import RECORDING
 from traceml.runs.liveness import monitor_lives, this_process
 from traceml.runs.manifest import (

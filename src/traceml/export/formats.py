@@ -8,70 +8,65 @@ from pathlib import Path
 from typing import Any, Final
 
 from traceml.errors import CommandError
-from traceml.export.tables import MAYBE_WHOLE, NUMBER, TEXT, WHOLE, Piece, Table
-from traceml.runs.atomic import replacing
+from traceml.export.tables import MAYBE_WHOLE, NUMBER, TEXT, WHOLE, Table
+from traceml.files import replacing
 
 SQL_TYPES: Final = {WHOLE: "INTEGER", MAYBE_WHOLE: "INTEGER", NUMBER: "REAL", TEXT: "TEXT"}
 
 
-def write_csv(tables: list[Table], folder: Path) -> int:
+def write_csv(tables: Iterable[Table], folder: Path) -> int:
     """One file per table; returns how many rows were written. What was not measured is empty."""
     folder.mkdir(parents=True, exist_ok=True)
     count = 0
     for table in tables:
         with replacing(folder / f"{table.name}.csv") as path, path.open("w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(table.columns)
-            for piece in table.pieces():
-                writer.writerows(rows_of(piece, table.columns))
-                count += len(next(iter(piece.values())))
+            writer.writerow(table)
+            writer.writerows(_rows(table))
+        count += table.rows
     return count
 
 
-def write_sqlite(tables: list[Table], target: Path) -> int:
+def write_sqlite(tables: Iterable[Table], target: Path) -> int:
     """One database with a table of each; what was not measured is NULL."""
     count = 0
     with replacing(target) as path, closing(sqlite3.connect(path)) as base:
         base.execute("PRAGMA journal_mode = OFF")  # the file has no name yet
         for table in tables:
-            named = zip(_distinct(table.columns), table.columns.values(), strict=True)
+            named = zip(_distinct(table), table.kinds.values(), strict=True)
             columns = ", ".join(f"{name} {SQL_TYPES[kind]}" for name, kind in named)
             base.execute(f"CREATE TABLE {table.name} ({columns})")
-            places = ", ".join("?" * len(table.columns))
-            for piece in table.pieces():
-                base.executemany(f"INSERT INTO {table.name} VALUES ({places})", rows_of(piece, table.columns))  # noqa: S608 - our own names
-                count += len(next(iter(piece.values())))
+            places = ", ".join("?" * len(table))
+            base.executemany(f"INSERT INTO {table.name} VALUES ({places})", _rows(table))  # noqa: S608 - our own names
+            count += table.rows
         base.commit()
     return count
 
 
-def write_parquet(tables: list[Table], folder: Path) -> int:
+def write_parquet(tables: Iterable[Table], folder: Path) -> int:
     """One file per table; what was not measured is null."""
     try:
         import pyarrow as pa
         from pyarrow import parquet
     except ImportError:
         raise CommandError("--to parquet needs pyarrow: pip install pyarrow") from None
-    kinds = {WHOLE: pa.int64(), MAYBE_WHOLE: pa.int64(), NUMBER: pa.float64(), TEXT: pa.string()}
+    types = {WHOLE: pa.int64(), MAYBE_WHOLE: pa.int64(), NUMBER: pa.float64(), TEXT: pa.string()}
     folder.mkdir(parents=True, exist_ok=True)
     count = 0
     for table in tables:
-        schema = pa.schema([(name, kinds[kind]) for name, kind in table.columns.items()])
-        with (
-            replacing(folder / f"{table.name}.parquet") as path,
-            parquet.ParquetWriter(path, schema) as writer,
-        ):
-            for piece in table.pieces():
-                arrays = [pa.array(values, from_pandas=True) for values in piece.values()]
-                cast = [array.cast(field.type) for array, field in zip(arrays, schema, strict=True)]
-                writer.write_table(pa.Table.from_arrays(cast, schema=schema))
-                count += len(arrays[0])
+        arrays = {
+            name: pa.array(values, from_pandas=True).cast(types[table.kinds[name]])
+            for name, values in table.items()
+        }
+        with replacing(folder / f"{table.name}.parquet") as path:
+            parquet.write_table(pa.table(arrays), path)
+        count += table.rows
     return count
 
 
-def rows_of(piece: Piece, columns: dict[str, str]) -> Iterator[tuple[Any, ...]]:
-    """The rows of a piece as Python values; None is missing."""
-    return zip(*(_values(piece[name].tolist(), kind) for name, kind in columns.items()), strict=True)
+def _rows(table: Table) -> Iterator[tuple[Any, ...]]:
+    """The rows as Python values; None is missing."""
+    return zip(*(_values(table[name].tolist(), kind) for name, kind in table.kinds.items()), strict=True)
 
 
 def _values(values: list[Any], kind: str) -> list[Any]:

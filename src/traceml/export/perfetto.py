@@ -13,9 +13,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from traceml.export.tables import NS_PER_MS, SPAN, Piece, RankFile, RunTables, Table
-from traceml.runs.atomic import replacing
+from traceml.export.tables import NS_PER_MS, SPAN, Piece, RunTables, Table
+from traceml.files import replacing
 from traceml.schema import catalog as c
+from traceml.schema.recorded import RecordedEvent
 
 BEFORE: Final = ("wait_start", "validation", "checkpoint", "wait_other")
 """What a step begins with, because a step reaches from the end of the last one to its own end."""
@@ -27,7 +28,8 @@ STEPS, EVENTS = 1, 2
 """Rows of a rank in the viewer."""
 NODES_FROM: Final = 1_000_000
 COUNTERS: Final = ("rss_bytes", "peak_allocated_bytes")
-NS_PER_US: Final = 1e3
+NS_PER_US: Final = 1000
+Entry = dict[str, Any]
 
 
 def write_trace(run: RunTables, target: Path) -> int:
@@ -40,117 +42,89 @@ def write_trace(run: RunTables, target: Path) -> int:
             file.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)}, "traceEvents": [')
             for entry in _entries(run):
                 file.write(",\n" if count else "\n")
-                file.write(entry)
+                file.write(json.dumps(entry))
                 count += 1
             file.write("\n]}\n")
     return count
 
 
-def _entries(run: RunTables) -> Iterator[str]:
-    tables = {table.name: table for table in run.tables()}
-    zero_ns = _earliest(tables)
-    numbers: dict[tuple[int, int, int], int] = {}
-    for number, rank in enumerate(run.ranks, 1):
-        who = rank.who
-        numbers[who["rank"], who["node"], who["pid"]] = number
-        name = f"rank {who['rank']} (node {who['node']}, process {who['pid']})"
-        yield from _named(number, name, {STEPS: "steps and phases", EVENTS: "events"})
-    phases = _phase_order(tables["steps"])
-    for piece in tables["steps"].pieces():
-        who_first = tuple(int(piece[key][0]) for key in ("rank", "node", "pid"))
-        yield from _steps(piece, numbers[who_first], phases, zero_ns)  # type: ignore[index]
-    yield from _samples(tables["system"], zero_ns)
-    for event, node, source in run.events():
-        yield from _event(event, source, numbers, (run.when(event, node) - zero_ns) / NS_PER_US)
+def _entries(run: RunTables) -> Iterator[Entry]:
+    steps = [run.steps(rank) for rank in run.ranks]
+    samples = next(table for table in run.tables() if table.name == "system")
+    # Where the axis begins: double precision would blur nanoseconds since 1970.
+    begins = [*(piece["begin_unix_ns"] for piece in steps), samples["unix_ns"]]
+    zero_ns = min((int(times.min()) for times in begins if len(times)), default=0)
+    numbers = {id(rank): number for number, rank in enumerate(run.ranks, 1)}
+    for rank, piece in zip(run.ranks, steps, strict=True):
+        name = f"rank {rank.rank} (node {rank.node}, process {rank.pid})"
+        yield from _named(numbers[id(rank)], name, {STEPS: "steps and phases", EVENTS: "events"})
+        yield from _steps(piece, numbers[id(rank)], zero_ns)
+    yield from _samples(samples, zero_ns)
+    for event, about in run.events():
+        yield _event(event, numbers.get(id(about), 0), (run.when(event, about) - zero_ns) / NS_PER_US)
 
 
-def _earliest(tables: dict[str, Table]) -> int:
-    """Where the axis begins: double precision would blur nanoseconds since 1970."""
-    first = [int(p["begin_unix_ns"].min()) for p in tables["steps"].pieces()]
-    samples = [int(p["unix_ns"].min()) for p in tables["system"].pieces()]
-    return min([*first, *samples], default=0)
-
-
-def _named(pid: int, name: str, threads: dict[int, str]) -> Iterator[str]:
-    yield _json(ph="M", name="process_name", pid=pid, tid=0, args={"name": name})
-    yield _json(ph="M", name="process_sort_index", pid=pid, tid=0, args={"sort_index": pid})
+def _named(pid: int, name: str, threads: dict[int, str]) -> Iterator[Entry]:
+    yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
     for tid, thread in threads.items():
-        yield _json(ph="M", name="thread_name", pid=pid, tid=tid, args={"name": thread})
+        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": thread}}
 
 
-def _phase_order(steps: Table) -> dict[str, str]:
+def _phase_order(steps: Piece) -> dict[str, str]:
     """Column to label of the phases, in the order in which they are drawn."""
     labels = {p.key: p.label for p in c.PHASES} | {w.key: f"Wait ({w.where})" for w in c.WAIT_PLACES}
-    users = [name.removesuffix("_ms") for name in steps.columns if name.startswith("user.")]
+    users = [name.removesuffix("_ms") for name in steps if name.startswith("user.")]
     labels |= {name: name.removeprefix("user.") for name in users}
     known = (*BEFORE, *users, *ORDER)
     return {f"{key}_ms": labels[key] for key in (*known, *(k for k in labels if k not in known))}
 
 
-def _steps(piece: Piece, pid: int, phases: dict[str, str], zero_ns: int) -> Iterator[str]:
+def _steps(piece: Piece, pid: int, zero_ns: int) -> Iterator[Entry]:
     """A slice for each step, and inside it one for each phase that took time."""
     columns = [
-        (json.dumps(label), np.rint(np.nan_to_num(piece[key]) * NS_PER_MS).astype(np.int64).tolist())
-        for key, label in phases.items()
+        (label, np.rint(np.nan_to_num(piece[key]) * NS_PER_MS).astype(np.int64).tolist())
+        for key, label in _phase_order(piece).items()
     ]
     begins, ends = ((piece[key] - zero_ns).tolist() for key in SPAN)
     for at, (step, now, end) in enumerate(zip(piece["step"].tolist(), begins, ends, strict=True)):
-        yield (
-            f'{{"ph":"X","name":"Step","cat":"step","pid":{pid},"tid":{STEPS},"ts":{_us(now)},'
-            f'"dur":{_us(end - now)},"args":{{"step":{step}}}}}'
-        )
+        about: Entry = {"ph": "X", "pid": pid, "tid": STEPS}
+        yield {**about, "name": "Step", "cat": "step", **_span(now, end), "args": {"step": step}}
         for label, took in columns:
             if ns := min(took[at], end - now):
-                yield (
-                    f'{{"ph":"X","name":{label},"cat":"phase","pid":{pid},"tid":{STEPS},"ts":{_us(now)},'
-                    f'"dur":{_us(ns)}}}'
-                )
+                yield {**about, "name": label, "cat": "phase", **_span(now, now + ns)}
                 now += ns
     for name in COUNTERS:
         before = math.nan
         for end, value in zip(ends, piece[name].tolist(), strict=True):
             if value != before and not math.isnan(value):
-                yield _json(ph="C", name=name, pid=pid, tid=0, ts=end / NS_PER_US, args={"bytes": int(value)})
+                yield _counter(name, pid, end / NS_PER_US, {"bytes": int(value)})
                 before = value
 
 
-def _us(ns: int) -> str:
-    """Microseconds, exact: a phase must not end after its step."""
-    return f"{ns // 1000}.{ns % 1000:03}"
+def _span(begin_ns: int, end_ns: int) -> Entry:
+    return {"ts": begin_ns / NS_PER_US, "dur": (end_ns - begin_ns) / NS_PER_US}
 
 
-def _samples(table: Table, zero_ns: int) -> Iterator[str]:
-    """CPU, memory and GPU of each machine."""
-    known: set[int] = set()
-    for piece in table.pieces():
-        node = int(piece["node"][0])
-        if node not in known:
-            known.add(node)
-            yield from _named(NODES_FROM + node, f"machine of node {node}", {})
-        times = ((piece["unix_ns"] - zero_ns) / NS_PER_US).tolist()
-        for metric in c.SYSTEM_METRICS:
-            for ts, value in zip(times, piece[metric.key].tolist(), strict=True):
-                if not math.isnan(value):
-                    args = {metric.unit: value}
-                    yield _json(ph="C", name=metric.label, pid=NODES_FROM + node, tid=0, ts=ts, args=args)
+def _counter(name: str, pid: int, ts: float, args: Entry) -> Entry:
+    return {"ph": "C", "name": name, "pid": pid, "tid": 0, "ts": ts, "args": args}
 
 
-def _event(
-    event: Any, source: RankFile | None, numbers: dict[tuple[int, int, int], int], ts: float
-) -> Iterator[str]:
-    who = source.who if source is not None else {}
-    of_rank = [n for (rank, _, _), n in numbers.items() if rank == event.rank]
-    pid = numbers.get((who.get("rank", -1), who.get("node", -1), who.get("pid", -1))) or (of_rank or [0])[-1]
+def _samples(table: Table, zero_ns: int) -> Iterator[Entry]:
+    nodes = table["node"].tolist()
+    for node in dict.fromkeys(nodes):
+        yield from _named(NODES_FROM + node, f"machine of node {node}", {})
+    times = ((table["unix_ns"] - zero_ns) / NS_PER_US).tolist()
+    for metric in c.SYSTEM_METRICS:
+        for node, ts, value in zip(nodes, times, table[metric.key].tolist(), strict=True):
+            if not math.isnan(value):
+                yield _counter(metric.label, NODES_FROM + node, ts, {metric.unit: value})
+
+
+def _event(event: RecordedEvent, pid: int, ts: float) -> Entry:
     args = {"step": event.step, "message": event.message}
-    about: dict[str, Any] = {"name": event.kind, "cat": "event", "pid": pid, "tid": EVENTS, "ts": ts}
+    about: Entry = {"name": event.kind, "cat": "event", "pid": pid, "tid": EVENTS, "ts": ts}
     about["args"] = {key: value for key, value in args.items() if value is not None}
     if event.duration_ns:
-        yield _json(ph="X", dur=event.duration_ns / NS_PER_US, **about)
-    else:
-        yield _json(ph="i", s="p", **about)
-
-
-def _json(**entry: Any) -> str:
-    if "ts" in entry:
-        entry["ts"] = round(entry["ts"], 3)
-    return json.dumps(entry, separators=(",", ":"))
+        return {**about, "ph": "X", "dur": event.duration_ns / NS_PER_US}
+    return {**about, "ph": "i", "s": "p"}

@@ -1,34 +1,27 @@
-"""The tables of a run: steps, device times, samples and events, as columns, a piece at a time.
+"""The tables of a run: steps, device times, samples and events, as columns.
 
 Times of all machines are on one axis, the wall clock: each machine's own clock is moved to it once, so that
 what happened on one machine keeps its exact distances. What was not measured is NaN, never 0.
 """
 
 import datetime
-import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from traceml.errors import CommandError, printable, say
+from traceml.errors import CommandError, TraceMLError, printable, say
 from traceml.recording import layout
-from traceml.recording.events import EventsTail
-from traceml.recording.names import node_of
-from traceml.recording.pieces import RecordingPieces
-from traceml.recording.reader import Rows, UnreadableRecording
-from traceml.recording.rollup import read_blocks
-from traceml.recording.tail import RankTail
+from traceml.recording.tail import Tail
 from traceml.runs.manifest import read_manifest, recorded_at
 from traceml.schema import catalog as c
-from traceml.schema.recorded import RecordedEvent
+from traceml.schema.recorded import RankRecording, RecordedEvent
 
 WHOLE, MAYBE_WHOLE, NUMBER, TEXT = "whole", "maybe whole", "number", "text"
 """Kinds of columns. A whole number that may be missing is held as a float with NaN."""
+Rows = NDArray[np.void]
 Piece = dict[str, NDArray[Any]]
 NS_PER_MS: Final = 1e6
 MEMORY: Final = {
@@ -40,55 +33,55 @@ WHO: Final = {"rank": WHOLE, "node": WHOLE, "pid": WHOLE}
 SPAN: Final = {"begin_unix_ns": WHOLE, "end_unix_ns": WHOLE}
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table: its columns with their kinds, and its rows, piece by piece."""
+class Table(dict[str, NDArray[Any]]):
+    """A table: a NumPy array for each column, all of the same length. What was not measured is NaN."""
 
-    name: str
-    columns: dict[str, str]
-    pieces: Callable[[], Iterator[Piece]]
-
-
-class RankFile(RankTail):
-    """The recording of one training process."""
-
-    @property
-    def who(self) -> dict[str, int]:
-        """What tells its rows from those of others."""
-        return {"rank": self.identity.rank or 0, "node": self.node, "pid": self.identity.pid or 0}
+    def __init__(self, name: str, kinds: dict[str, str], pieces: Iterable[Piece]) -> None:
+        self.name, self.kinds = name, kinds
+        found, empty = list(pieces), {WHOLE: np.int64, TEXT: np.object_}
+        super().__init__(
+            (key, np.concatenate([p[key] for p in found] or [np.empty(0, empty.get(kind, np.float64))]))
+            for key, kind in kinds.items()
+        )
 
     @property
-    def clock(self) -> int | None:
-        """Nanoseconds from the machine's clock to the wall clock, as this process saw it."""
-        process = self.header.get("process", {})
-        wall_ns, clock_ns = process.get("wall_ns"), process.get("clock_ns")
-        return wall_ns - clock_ns if wall_ns and clock_ns else None
+    def rows(self) -> int:
+        return len(next(iter(self.values())))
+
+    def frame(self) -> Any:
+        """The same as a pandas DataFrame."""
+        try:
+            import pandas as pd
+        except ImportError:
+            raise TraceMLError("frame() needs pandas: pip install pandas") from None
+        maybe_whole = [name for name, kind in self.kinds.items() if kind == MAYBE_WHOLE]
+        return pd.DataFrame(self).astype(dict.fromkeys(maybe_whole, "Int64"))
+
+
+def who(rank: RankRecording) -> dict[str, int]:
+    """What tells the rows of this process from those of others."""
+    return {"rank": rank.rank, "node": rank.node, "pid": rank.pid}
 
 
 class RunTables:
-    """All tables of one run folder."""
+    """All tables of one run folder, as it is now."""
 
     def __init__(self, folder: Path, last: int | None = None) -> None:
         """`last` keeps only the newest rows of each file."""
         self.manifest = read_manifest(folder)
-        self._folder = recorded_at(folder, self.manifest) / layout.FOLDER
-        self._last = last
+        self._newest = slice(-last if last is not None else None, None)
         try:
-            self._names = sorted(os.listdir(self._folder))
+            self._recorded = Tail(recorded_at(folder, self.manifest)).read()
         except OSError as problem:
             where = printable(str(folder))
             raise CommandError(f"{where}: nothing recorded there ({problem.strerror})") from None
+        for said in self._recorded.problems:
+            say(f"a file is left out: {said}")
+        self.ranks = sorted(self._recorded.ranks, key=lambda r: (r.rank, _clock(r) or 0, r.pid))
+        self._clocks = self._clock_of_each_node()
 
-    @cached_property
-    def ranks(self) -> list[RankFile]:
-        """The recordings that can be read, in the order of ranks."""
-        names = [n for n in self._names if n.startswith("rank-") and n.endswith(".steps")]
-        read = partial(RankFile, str(self._folder))
-        found = [rank for name in names if (rank := _readable(read, name)) is not None]
-        return sorted(found, key=lambda r: (r.identity.rank or 0, r.clock or 0, r.identity.pid or 0))
-
-    def tables(self) -> list[Table]:
-        """Every table; one may have no rows."""
+    def tables(self) -> Iterator[Table]:
+        """Every table, one after the other; one may have no rows."""
         users = {f"user.{name}": None for r in self.ranks for name in r.user_names if name}
         phases = [*(p.key for p in c.PHASES), *users, "wait", *(w.key for w in c.WAIT_PLACES)]
         times = {f"{key}_ms": NUMBER for key in phases}
@@ -102,124 +95,106 @@ class RunTables:
         process = {**WHO, "rank": MAYBE_WHOLE, "unix_ns": WHOLE, **_gauge_kinds(c.PROCESS_COLUMNS)}
         event = {**WHO, "rank": MAYBE_WHOLE, "pid": MAYBE_WHOLE, "unix_ns": WHOLE, "kind": TEXT}
         event |= {"step": MAYBE_WHOLE, "duration_ms": NUMBER, "phase": TEXT, "message": TEXT}
-        return [
-            Table("steps", step, lambda: self._of_ranks(self._steps, step)),
-            Table("step_blocks", block, lambda: self._of_ranks(self._blocks, block)),
-            Table("device_steps", device, lambda: self._of_ranks(self._device, device)),
-            Table("system", system, lambda: self._gauges("system", system)),
-            Table("process", process, lambda: self._gauges("process", process)),
-            Table("events", event, self._events),
-        ]
+        yield Table("steps", step, self._of_ranks(self.steps, step))
+        yield Table("step_blocks", block, self._of_ranks(self._block, block))
+        yield Table("device_steps", device, self._of_ranks(self._device, device))
+        yield Table("system", system, self._gauges("system_rows", system))
+        yield Table("process", process, self._gauges("process_rows", process))
+        yield Table("events", event, self._events())
 
-    @cached_property
-    def _clocks(self) -> dict[int, int]:
-        """For each node, what its clock is moved by."""
-        found: dict[int, int] = {}
-        for rank in self.ranks:
-            if rank.clock is not None:
-                found.setdefault(rank.node, rank.clock)
+    def events(self) -> list[tuple[RecordedEvent, RankRecording | None]]:
+        """Each notable event, with the newest recording of the rank that it is about."""
+        ranks = {rank.rank: rank for rank in self.ranks}
+        others = [*self._recorded.monitor_events, *self._recorded.early_events]
+        own = [(event, rank) for rank in self.ranks for event in rank.events]
+        return [*own, *((event, ranks.get(event.rank)) for event in others)]
+
+    def when(self, event: RecordedEvent, rank: RankRecording | None) -> int:
+        return event.wall_ns or event.time_ns + self._clocks.get(rank.node if rank is not None else 0, 0)
+
+    def _clock_of_each_node(self) -> dict[int, int]:
+        """What to add to a time of a node to get wall-clock time."""
+        clocks = {rank.node: clock for rank in reversed(self.ranks) if (clock := _clock(rank)) is not None}
         begin_ns, started = self.manifest.get("begin_ns"), self.manifest.get("started_at")
-        if 0 not in found and isinstance(begin_ns, int) and isinstance(started, str):
+        if 0 not in clocks and isinstance(begin_ns, int) and isinstance(started, str):
             began = datetime.datetime.fromisoformat(started)
-            found[0] = int(began.timestamp() * 1e9) - begin_ns
-        return found
-
-    def clock_of(self, node: int) -> int:
-        """What to add to a time of this node to get wall-clock time."""
-        return self._clocks.get(node, 0)
+            clocks[0] = int(began.timestamp() * 1e9) - begin_ns
+        return clocks
 
     def _of_ranks(
-        self, pieces: Callable[[RankFile], Iterator[Piece]], columns: dict[str, str]
+        self, piece_of: Callable[[RankRecording], Piece | None], columns: dict[str, str]
     ) -> Iterator[Piece]:
         for rank in self.ranks:
-            try:
-                for piece in pieces(rank):
-                    yield _completed(piece, rank.who, columns)
-            except (UnreadableRecording, OSError) as problem:
-                say(f"a part is left out: {problem}")
+            if (piece := piece_of(rank)) is not None:
+                yield _completed(piece, who(rank), columns)
 
-    def _steps(self, rank: RankFile) -> Iterator[Piece]:
-        for rows in RecordingPieces(rank.steps.path).pieces(self._last):
-            step_ms = (rows["end_ns"] - rows["begin_ns"]) / NS_PER_MS
-            piece: Piece = {"step": rows["step"], **self._span(rows, rank), "step_ms": step_ms}
-            piece |= _times(rows, rank.user_names)
-            piece |= {name: _measured(rows[name], rows, flag) for name, flag in MEMORY.items()}
-            piece |= {name: np.where(rows[name], rows[name], np.nan) for name in ("samples", "tokens")}
-            piece |= {"micro_batches": rows["micro_batches"].astype(np.int64), "gc_ms": rows["gc_us"] / 1e3}
-            yield piece
+    def steps(self, rank: RankRecording) -> Piece:
+        """The steps of one process: the columns that it has."""
+        rows = rank.rows[self._newest]
+        step_ms = (rows["end_ns"] - rows["begin_ns"]) / NS_PER_MS
+        piece: Piece = {"step": rows["step"], **self._span(rows, rank), "step_ms": step_ms}
+        piece |= _times(rows, rank.user_names)
+        piece |= {name: _measured(rows[name], rows, flag) for name, flag in MEMORY.items()}
+        piece |= {name: np.where(rows[name], rows[name], np.nan) for name in ("samples", "tokens")}
+        piece |= {"micro_batches": rows["micro_batches"].astype(np.int64), "gc_ms": rows["gc_us"] / 1e3}
+        return piece
 
-    def _blocks(self, rank: RankFile) -> Iterator[Piece]:
-        """Old steps of a long run, which were folded into blocks: the sum of each block."""
-        blocks = read_blocks(rank.steps.path) if self._last is None else None
-        if blocks is not None:
-            piece: Piece = {name: blocks[name] for name in ("first_step", "last_step", "steps")}
-            piece |= {**self._span(blocks, rank), "step_ms": blocks["step_ns"] / NS_PER_MS}
-            yield piece | _times(blocks, rank.user_names)
+    def _block(self, rank: RankRecording) -> Piece | None:
+        """The sums of the old steps of a long run, which are no longer there one by one."""
+        if rank.earlier is None or self._newest.start is not None:
+            return None
+        block = np.array([rank.earlier], dtype=rank.earlier.dtype)
+        piece: Piece = {name: block[name] for name in ("first_step", "last_step", "steps")}
+        piece |= {**self._span(block, rank), "step_ms": block["step_ns"] / NS_PER_MS}
+        return piece | _times(block, rank.user_names)
 
-    def _device(self, rank: RankFile) -> Iterator[Piece]:
-        path = rank.steps.path.with_suffix(".device")
-        if path.name in self._names:
-            for rows in RecordingPieces(path).pieces(self._last):
-                wait = {"wait_ms": rows["wait"] / NS_PER_MS}
-                yield {"step": rows["step"], **_phases(rows, rank.user_names), **wait}
+    def _device(self, rank: RankRecording) -> Piece | None:
+        if rank.device_rows is None:
+            return None
+        rows = rank.device_rows[self._newest]
+        wait = {"wait_ms": rows["wait"] / NS_PER_MS}
+        return {"step": rows["step"], **_phases(rows, rank.user_names), **wait}
 
-    def _span(self, rows: Rows, rank: RankFile) -> Piece:
-        clock = self.clock_of(rank.node)
+    def _span(self, rows: Rows, rank: RankRecording) -> Piece:
+        clock = self._clocks.get(rank.node, 0)
         return {"begin_unix_ns": rows["begin_ns"] + clock, "end_unix_ns": rows["end_ns"] + clock}
 
     def _gauges(self, kind: str, columns: dict[str, str]) -> Iterator[Piece]:
-        ranks = {(r.node, r.identity.pid): float(r.identity.rank or 0) for r in self.ranks}
-        for name in (n for n in self._names if n.startswith(f"{kind}.") and n.endswith(".gauges")):
-            node = node_of(name)
-            if node not in self._clocks or (file := _readable(RecordingPieces, self._folder / name)) is None:
+        ranks = {(r.node, r.pid): float(r.rank) for r in self.ranks}
+        for node, gauges in self._recorded.nodes.items():
+            rows: Rows | None = getattr(gauges, kind)
+            if rows is None or node not in self._clocks:
                 continue
-            for rows in file.pieces(self._last):
-                piece: Piece = {"unix_ns": rows["time_ns"] + self.clock_of(node)}
-                piece |= {key: rows[key] for key in (rows.dtype.names or ()) if key in columns}
-                if "pid" in piece:
-                    ids = [ranks.get((node, pid), np.nan) for pid in piece["pid"].tolist()]
-                    piece["rank"] = np.array(ids, dtype=float)
-                yield _completed(piece, {"node": node}, columns)
-
-    def events(self) -> list[tuple[RecordedEvent, int, RankFile | None]]:
-        """Each notable event with its node, and its rank's recording if that wrote it."""
-        files = {r.steps.path.with_suffix(".events.jsonl").name: r for r in self.ranks}
-        return [
-            (event, node_of(name), files.get(name))
-            for name in self._names
-            if name.endswith(".events.jsonl")
-            for event in EventsTail(str(self._folder / name)).read()
-        ]
-
-    def when(self, event: RecordedEvent, node: int) -> int:
-        """Wall-clock time of an event."""
-        return event.wall_ns or event.time_ns + self.clock_of(node)
+            rows = rows[self._newest]
+            piece: Piece = {"unix_ns": rows["time_ns"] + self._clocks[node]}
+            piece |= {key: rows[key] for key in (rows.dtype.names or ()) if key in columns}
+            if "pid" in piece:
+                ids = [ranks.get((node, pid), np.nan) for pid in piece["pid"].tolist()]
+                piece["rank"] = np.array(ids, dtype=float)
+            yield _completed(piece, {"node": node}, columns)
 
     def _events(self) -> Iterator[Piece]:
         found = self.events()
-        if not found:
-            return
-        ranks = [r.identity.rank if r is not None else e.rank for e, _, r in found]
-        pids = [r.identity.pid if r is not None else e.pid for e, _, r in found]
+        ranks = [r.rank if r is not None else None for _, r in found]
+        pids = [e.pid if e.pid is not None or r is None else r.pid for e, r in found]
         yield {
-            "rank": np.array([np.nan if rank is None or rank < 0 else rank for rank in ranks], dtype=float),
-            "node": np.array([node for _, node, _ in found]),
-            "pid": np.array([np.nan if pid is None else pid for pid in pids], dtype=float),
-            "unix_ns": np.array([self.when(e, node) for e, node, _ in found]),
-            "kind": np.array([e.kind for e, _, _ in found], dtype=object),
-            "step": np.array([np.nan if e.step is None else e.step for e, _, _ in found], dtype=float),
-            "duration_ms": np.array([e.duration_ns / NS_PER_MS for e, _, _ in found]),
-            "phase": np.array([e.phase or e.during for e, _, _ in found], dtype=object),
-            "message": np.array([e.message for e, _, _ in found], dtype=object),
+            "rank": _maybe_whole(ranks),
+            "node": np.array([r.node if r is not None else 0 for _, r in found]),
+            "pid": _maybe_whole(pids),
+            "unix_ns": np.array([self.when(event, rank) for event, rank in found]),
+            "kind": np.array([e.kind for e, _ in found], dtype=object),
+            "step": _maybe_whole([e.step for e, _ in found]),
+            "duration_ms": np.array([e.duration_ns / NS_PER_MS for e, _ in found]),
+            "phase": np.array([e.phase or e.during for e, _ in found], dtype=object),
+            "message": np.array([e.message for e, _ in found], dtype=object),
         }
 
 
-def _readable(read: Callable[[Any], Any], path: str | Path) -> Any:
-    try:
-        return read(path)
-    except (UnreadableRecording, OSError) as problem:
-        say(f"a file is left out: {problem}")
-        return None
+def _clock(rank: RankRecording) -> int | None:
+    """Nanoseconds from the machine's clock to the wall clock, as this process saw it."""
+    process = rank.header.get("process", {})
+    wall_ns, clock_ns = process.get("wall_ns"), process.get("clock_ns")
+    return wall_ns - clock_ns if wall_ns and clock_ns else None
 
 
 def _gauge_kinds(columns: layout.Columns) -> dict[str, str]:
@@ -249,9 +224,13 @@ def _measured(values: NDArray[Any], rows: Rows, flag: int) -> NDArray[np.float64
     return np.where(rows["flags"] & flag, values, np.nan)
 
 
-def _completed(piece: Piece, who: dict[str, int], columns: dict[str, str]) -> Piece:
+def _maybe_whole(values: list[int | None]) -> NDArray[np.float64]:
+    return np.array([np.nan if value is None else value for value in values], dtype=float)
+
+
+def _completed(piece: Piece, fixed: dict[str, int], columns: dict[str, str]) -> Piece:
     """With a value in every column, in the order of the table."""
     count = len(next(iter(piece.values())))
-    fixed = {name: np.full(count, value) for name, value in who.items()}
+    same = {name: np.full(count, value) for name, value in fixed.items()}
     missing = np.full(count, np.nan)
-    return {name: piece.get(name, fixed.get(name, missing)) for name in columns}
+    return {name: piece.get(name, same.get(name, missing)) for name in columns}

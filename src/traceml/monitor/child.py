@@ -74,7 +74,6 @@ class Child:
         return code
 
     def wait_to_the_end(self) -> int:
-        """The exit code, whenever that is."""
         while (code := self.wait(1.0)) is None:
             pass
         return code

@@ -32,7 +32,6 @@ class Companion:
         self._process = subprocess.Popen(command, env=given_environment(), **options)
 
     def ended(self) -> int | None:
-        """Its exit code, None while it is there."""
         return self._process.poll()
 
     def close(self) -> int | None:

@@ -145,8 +145,8 @@ class Monitor:
 
     def _answer(self, path: Path) -> None:
         """Answer a waiting `traceml.final_summary()` with the summary of everything so far."""
+        from traceml.files import write_atomic
         from traceml.monitor.result import build, encode_answer
-        from traceml.runs.atomic import write_atomic
 
         # The tail that is kept has read everything but what is new. In a long run it holds only the newest
         # steps, but this answer is about all of them, so everything is read again.

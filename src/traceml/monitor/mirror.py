@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from traceml.errors import failsafe, say
-from traceml.runs.atomic import write_atomic
+from traceml.files import write_atomic
 from traceml.runs.folder import RECORDING
 from traceml.runs.manifest import MANIFEST, OUTPUT_LOG, SUMMARY_JSON, SUMMARY_PAGE, SUMMARY_TEXT
 

@@ -14,12 +14,11 @@ from traceml.analyze.before import Before
 from traceml.analyze.summarize import summarize
 from traceml.analyze.totals import steps_of
 from traceml.errors import failsafe, printable
+from traceml.files import sound, write_atomic
 from traceml.present import page
 from traceml.present.text import render
 from traceml.recording.tail import Tail, live_tail
-from traceml.runs.atomic import write_atomic
 from traceml.runs.manifest import SUMMARY_JSON, SUMMARY_PAGE, SUMMARY_TEXT, Manifest
-from traceml.runs.untrusted import sound
 from traceml.schema.recorded import RunFacts
 from traceml.schema.summary import Summary
 

@@ -118,7 +118,6 @@ class Watchdog:
         )
 
     def _patience_ns(self, state: RankState) -> float:
-        """How long a rank may be silent."""
         if not state.step:
             return FIRST_FACTOR * self._stall_after_ns
         return max(self._stall_after_ns, STALL_FACTOR * state.usual_ns)

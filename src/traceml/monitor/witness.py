@@ -60,7 +60,6 @@ class Witness:
         return {number: bool(by_kernel) for number, by_kernel in pairs} if answer else None
 
     def close(self) -> None:
-        """End it."""
         os.close(self._ask)
         os.close(self._answers)
         os.kill(self._pid, signal.SIGKILL)  # it may have been stopped

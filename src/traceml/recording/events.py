@@ -2,14 +2,11 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
-from operator import attrgetter
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from traceml.errors import printable
-from traceml.files import open_regular
+from traceml.files import open_regular, sound
 from traceml.recording.reader import bytes_at, json_value
 from traceml.schema.recorded import RecordedEvent
 
@@ -19,9 +16,6 @@ PIECE_BYTES: Final = 4 * 1024 * 1024
 """Read at a time. A longer line is none of ours."""
 MOST_BYTES: Final = 16 * 1024 * 1024
 """Read of one file at once. A rank writes at most a few hundred lines of each kind."""
-LONGEST_TEXT: Final = 2000
-LARGEST: Final = 2**62
-_decoder: Final = msgspec.json.Decoder(RecordedEvent)
 
 
 class EventsTail:
@@ -38,8 +32,8 @@ class EventsTail:
         try:
             for lines, rest, end in new_lines(self._path, self._offset, MOST_BYTES):
                 self._offset = end
-                self._events = _sound(notable([*self._events, *parse_events(lines)]))
-                self._last_line = _sound(parse_events([rest]))
+                self._events = notable([*self._events, *parse_events(lines)])
+                self._last_line = parse_events([rest])
         except OSError:
             return []
         return self._events + self._last_line
@@ -56,8 +50,7 @@ def new_lines(path: str, begin: int, most_bytes: int) -> Iterator[tuple[list[byt
             data = bytes_at(fd, PIECE_BYTES, begin)
             end = data.rfind(b"\n") + 1
             is_last = len(data) < PIECE_BYTES
-            # Without the end of a line it is none of ours; a hole of a terabyte is not read through.
-            begin = begin + end if end or is_last else _after_hole(fd, begin + len(data))
+            begin += end if end or is_last else len(data)  # a piece without the end of a line is none of ours
             yield data[:end].splitlines(), data[end:], begin
             if is_last or begin > most_bytes:
                 return
@@ -65,53 +58,15 @@ def new_lines(path: str, begin: int, most_bytes: int) -> Iterator[tuple[list[byt
         os.close(fd)
 
 
-def _after_hole(fd: int, offset: int) -> int:
-    """Where the next data are."""
-    try:
-        return os.lseek(fd, offset, os.SEEK_DATA)
-    except (AttributeError, OSError):  # not Linux; or only a hole follows
-        return max(offset, os.fstat(fd).st_size) if hasattr(os, "SEEK_DATA") else offset
-
-
 def parse_events(lines: Sequence[bytes]) -> list[RecordedEvent]:
-    """One event per line; incomplete and unknown lines are left out."""
+    """One event per line; incomplete and unknown lines, and those with impossible numbers, are left out."""
     events = []
     for line in lines:
         try:
-            events.append(_event(line))
+            events.append(msgspec.convert(sound(json_value(line)), RecordedEvent))
         except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
             continue
     return events
-
-
-def _event(line: bytes) -> RecordedEvent:
-    try:
-        return _decoder.decode(line)
-    except msgspec.DecodeError:
-        return msgspec.convert(json_value(line), RecordedEvent)
-
-
-def _sound(events: list[RecordedEvent]) -> list[RecordedEvent]:
-    """With printable texts, and without events whose numbers cannot be."""
-    return [
-        _with_sound_texts(event)
-        for event in events
-        if all(abs(value) <= LARGEST for value in _NUMBERS(event) if value is not None)
-    ]
-
-
-def _with_sound_texts(event: RecordedEvent) -> RecordedEvent:
-    texts = {name: text for name in _TEXTS if (text := getattr(event, name)) is not None}
-    unsound: dict[str, Any] = {
-        name: printable(text[:LONGEST_TEXT])
-        for name, text in texts.items()
-        if len(text) > LONGEST_TEXT or not text.isprintable()
-    }
-    return replace(event, **unsound) if unsound else event
-
-
-_TEXTS: Final = tuple(f.name for f in fields(RecordedEvent) if "str" in str(f.type))
-_NUMBERS: Final = attrgetter(*(f.name for f in fields(RecordedEvent) if "int" in str(f.type)))
 
 
 def notable(events: list[RecordedEvent]) -> list[RecordedEvent]:

@@ -90,8 +90,7 @@ _REDUCE: Final = {
     "and": lambda words: np.bitwise_and.reduce(words, axis=1),
 }
 STEPS: Final = Fold(c.STEP_BLOCK)
-DEVICE: Final = Fold(c.DEVICE_BLOCK)
-GAUGES: Final = Fold(c.GAUGE_BLOCK)
+DROPPED: Final = Fold(c.DROPPED_BLOCK)
 
 
 def latest_of_each_step(rows: NDArray[np.void], next_step: int | None = None) -> NDArray[np.void]:

@@ -39,7 +39,6 @@ class FolderNames:
         return self._names
 
     def forget(self) -> None:
-        """List again at the next look."""
         self._changed_ns, self._not_before_s = 0, 0.0
 
 

@@ -48,7 +48,6 @@ class Live(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes) -> "Live":
-        """From the bytes of the live area."""
         if len(data) < layout.LIVE_BYTES:
             return cls()
         return cls(*layout.LIVE.unpack_from(data))
@@ -70,7 +69,6 @@ class RecordingReader:
 
     @property
     def path(self) -> Path:
-        """Where it is."""
         return Path(self._name)
 
     def look(self) -> int:

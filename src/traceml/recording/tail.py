@@ -263,7 +263,6 @@ class RankTail:
         return self._head
 
     def _device_rows(self, there: set[str]) -> Rows | None:
-        """Device times of the steps that are held."""
         if self._device_name not in there:
             return None
         if self._device is None:

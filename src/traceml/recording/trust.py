@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from traceml.errors import printable
+from traceml.files import sound
 from traceml.recording.reader import UnreadableRecording
 
 _Number = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
@@ -55,16 +55,8 @@ class _Header(msgspec.Struct):
 def checked(header: dict[str, Any], path: object) -> dict[str, Any]:
     """A rank's header, if everything in it has the type that it must have; its texts are printable."""
     try:
-        found = {key: value if key == "columns" else _printable(value) for key, value in header.items()}
+        found = {key: value if key == "columns" else sound(value) for key, value in header.items()}
         msgspec.convert(found, _Header)
     except (msgspec.ValidationError, UnicodeError, RecursionError):
         raise UnreadableRecording(f"{path}: its header does not make sense") from None
     return found
-
-
-def _printable(value: Any) -> Any:
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, dict):
-        return {printable(key): _printable(inner) for key, inner in value.items()}
-    return [_printable(inner) for inner in value] if isinstance(value, list) else value

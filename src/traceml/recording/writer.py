@@ -46,21 +46,6 @@ def write_all(fd: int, data: bytes | bytearray, offset: int) -> None:
         view, offset = view[done:], offset + done
 
 
-def write_rows(fd: int, data: bytes, offset: int, row_size: int, durable: bool = False) -> None:
-    """Append whole rows to a file that nobody has mapped: bodies first, then the sequence numbers.
-
-    A reader sees a prefix of complete rows at every moment. With `durable` each half reaches the disk
-    before the next.
-    """
-    bodies = bytearray(data)
-    for end in range(row_size, len(data) + 1, row_size):
-        bodies[end - layout.SEQUENCE.size : end] = bytes(layout.SEQUENCE.size)
-    for half in (bodies, data):
-        write_all(fd, half, offset)
-        if durable:
-            os.fdatasync(fd)
-
-
 def mark_replaced(path: str) -> None:
     """The process that wrote this recording replaced itself. A state that it gave itself stays."""
     fd = os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
@@ -109,7 +94,6 @@ class RecordingWriter:
                 os.close(fd)
 
     def append(self, *values: float) -> None:
-        """Publish one row."""
         self.append_packed(self._body.pack(*values))
 
     def append_packed(self, body: bytes) -> None:

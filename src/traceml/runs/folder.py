@@ -13,7 +13,6 @@ from typing import Final
 from traceml.errors import CommandError, say
 from traceml.recording import layout
 from traceml.runs.liveness import monitor_lives
-from traceml.runs.local_disk import is_local
 from traceml.runs.manifest import MANIFEST, mark_as_run, read_manifest
 
 RECORDING: Final = layout.FOLDER
@@ -21,6 +20,16 @@ ENDED: Final = layout.ENDED
 ANSWER_S: Final = 10.0
 MOST_STEM_BYTES: Final = 150
 """Of a script's name in the run's: file systems take 255, and the time and a number follow."""
+LOCAL: Final = frozenset(
+    {
+        *("ext2", "ext3", "ext4", "xfs", "btrfs", "bcachefs", "zfs", "f2fs", "jfs", "reiserfs", "nilfs2"),
+        *("vfat", "exfat", "ntfs", "ntfs3", "fuseblk", "hfsplus", "apfs"),
+        *("tmpfs", "overlay", "aufs", "rootfs"),
+    }
+)
+"""Kinds of file systems that are disks of this machine. Everything else counts as a network, which may stop
+answering and block all who touch it: a new kind of one must not stall a training."""
+MOUNTS: Final = "/proc/self/mountinfo"
 
 
 def plain_stem(target: str) -> str:
@@ -61,6 +70,22 @@ def recorded_in(home: Path) -> Path:
             (local / RECORDING).mkdir(parents=True)
             return local
     return home
+
+
+def is_local(path: str | Path) -> bool:
+    """Whether this path is on a disk of this machine; True where that is not known (not Linux)."""
+    try:
+        mounts = Path(MOUNTS).read_text(errors="surrogateescape")
+    except OSError:
+        return True
+    place, kind, depth = os.path.realpath(path), "", -1
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        mount = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), before.split()[4])
+        is_above = mount in ("/", place) or place.startswith(mount + "/")
+        if is_above and len(mount) >= depth:  # of two on the same place, the later one hides the other
+            kind, depth = after.split()[0], len(mount)
+    return kind in LOCAL
 
 
 def _temporary_folder(place: str) -> Path:

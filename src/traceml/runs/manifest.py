@@ -11,9 +11,8 @@ from socket import gethostname
 from typing import Any, Final
 
 from traceml.errors import failsafe, say
-from traceml.files import read_whole
+from traceml.files import read_whole, sound, write_atomic
 from traceml.recording import layout
-from traceml.runs.atomic import write_atomic
 from traceml.runs.liveness import hold, monitor_lives, still_trains, this_process, was_written_recently
 
 MANIFEST: Final = "manifest.json"
@@ -34,8 +33,6 @@ def read_manifest(folder: Path) -> Manifest:
         found = json.loads(read_whole(folder / MANIFEST, MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
-    from traceml.runs.untrusted import sound  # with its own imports, which `traceml run` does not need
-
     return sound(found) if isinstance(found, dict) else {}
 
 

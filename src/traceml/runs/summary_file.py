@@ -24,6 +24,8 @@ MOST_BYTES: Final = 64 * 1024 * 1024
 MOST_VALUES: Final = 2_000_000
 """Numbers, texts, lists and objects; the summary of 10,000 ranks has half as many."""
 HEAD_BYTES: Final = 4096
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+NOT_ONE: Final = f"JSON, but not the summary of a run; give its {SUMMARY_JSON}"
 LONGEST_SHOWN: Final = 300
 VERSION: Final = int(SCHEMA.rpartition("/")[2])
 NO_SECTION: Final = Finding(summary="The summary has no such section.")
@@ -104,7 +106,7 @@ def read(path: Path) -> Reading:
         document = Document(shown(path), data, is_newer)
         summary = released.convert(document, version)
     else:
-        raise CommandError(f"{shown(path)}: {_other(data)}")
+        raise CommandError(f"{shown(path)}: {NOT_ONE}")
     newer = f"{shown(path)} was written by a newer version ({summary.schema}); what is unknown was ignored."
     notes = [newer, *document.notes] if is_newer else document.notes
     return Reading(name_of(path), str(path), _completed(summary), notes)
@@ -142,50 +144,19 @@ def shown(path: Path) -> str:
 def _content(path: Path) -> dict[str, Any]:
     with or_one_line(path), os.fdopen(open_regular(path), "rb") as file:
         head, size = file.read(HEAD_BYTES), os.fstat(file.fileno()).st_size
-        if wrong := _not_json(head):
-            raise CommandError(f"{shown(path)}: {wrong}")
+        if not head.strip():
+            raise CommandError(f"{shown(path)}: the file is empty")
+        if not head.removeprefix(BYTE_ORDER_MARK).lstrip().startswith((b"{", b"[")):
+            raise CommandError(f"{shown(path)}: not JSON; give the {SUMMARY_JSON} of a finished run")
         if size > MOST_BYTES:
             raise CommandError(f"{shown(path)}: too large for a summary ({size / 1e6:,.0f} MB)")
         data = head + file.read(MOST_BYTES)
     if sum(data.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES:
         raise CommandError(f"{shown(path)}: too many values for a summary")
     try:
-        found = msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"))
+        found = msgspec.json.decode(data.removeprefix(BYTE_ORDER_MARK))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as problem:
-        raise CommandError(f"{shown(path)}: {_bad_json(data, str(problem))}") from None
+        raise CommandError(f"{shown(path)}: not valid JSON ({printable(str(problem))[:120]})") from None
     if not isinstance(found, dict):
-        raise CommandError(f"{shown(path)}: JSON, but not a TraceML summary ({SUMMARY_JSON})")
+        raise CommandError(f"{shown(path)}: {NOT_ONE}")
     return found
-
-
-def _not_json(head: bytes) -> str | None:
-    """If the file cannot be JSON: what it is instead, judged by how it begins."""
-    if not head.strip():
-        return "the file is empty"
-    if head.startswith(b"SQLite format 3\0"):
-        return f"a database; give the {SUMMARY_JSON} of a finished run"
-    text = head.lstrip(b"\xef\xbb\xbf").lstrip()
-    if text[:1] in (b"{", b"["):
-        return None
-    if b"TraceML" in head and text[:1] in (b"-", b"+", b"T", b"="):
-        return f"the summary as text; give the JSON file beside it ({SUMMARY_JSON})"
-    if b"\0" in head:
-        return f"a binary file; give the {SUMMARY_JSON} of a finished run"
-    return f"not JSON; give the {SUMMARY_JSON} of a finished run"
-
-
-def _bad_json(data: bytes, problem: str) -> str:
-    if "truncated" in problem:
-        return "the file is truncated: its JSON has no end"
-    if any(word in data for word in (b"NaN", b"Infinity")) or "out of range" in problem:
-        return "not valid JSON: it holds NaN, an infinity or a number out of range"
-    return f"not valid JSON ({printable(problem)[:120]})"
-
-
-def _other(data: dict[str, Any]) -> str:
-    schema = data.get("schema")
-    if isinstance(schema, str) and schema.startswith("traceml.compare/"):
-        return "a comparison, not a summary; give the summaries of two runs"
-    if "monitor_pid" in data:
-        return f"the manifest of a run; give the {SUMMARY_JSON} beside it"
-    return f"JSON, but not a TraceML summary ({SUMMARY_JSON})"

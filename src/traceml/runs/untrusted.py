@@ -6,22 +6,15 @@ of other versions and of the released package get the names that we use.
 """
 
 import re
-from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from traceml.errors import CommandError, printable
+from traceml.errors import CommandError
+from traceml.files import sound
 
 T = TypeVar("T")
-LARGEST: Final = 1e18
-"""No time, size or count of a training run is larger; a larger number would only overflow later."""
-LONGEST_TEXT: Final = 2000
-LONGEST_KEY: Final = 100
-DEEPEST: Final = 20
 MOST_FAULTS: Final = 20
-SIGNED: Final = frozenset({"skew"})
-"""Statistics that may be negative; all others are times, sizes or counts."""
 OURS: Final = {
     **dict.fromkeys(("RESIDUAL-HEAVY", "RESIDUAL_HEAVY", "WAIT_HEAVY"), ("WAIT_HEAVY", "WAIT-HEAVY")),
     **dict.fromkeys(
@@ -30,33 +23,6 @@ OURS: Final = {
 }
 """Our kind and label by a label or a kind of theirs."""
 FINDINGS: Final = frozenset({"diagnosis", "primary_diagnosis", "issues"})
-
-
-def sound(value: Any, fault: Callable[[str, str], None] = lambda _place, _what: None) -> Any:
-    """The value with printable texts and limited depth, and null for numbers that are not sensible.
-
-    `fault` is called with the place of such a number and what is wrong with it.
-    """
-    return _sound(value, "$", 0, fault)
-
-
-def _sound(value: Any, place: str, depth: int, fault: Callable[[str, str], None]) -> Any:
-    if isinstance(value, str):
-        return printable(value[:LONGEST_TEXT])
-    if isinstance(value, (dict, list)) and depth > DEEPEST:
-        return type(value)()
-    if isinstance(value, dict):
-        pairs = ((printable(str(key)[:LONGEST_KEY]), inner) for key, inner in value.items())
-        return {key: _sound(inner, f"{place}.{key}", depth + 1, fault) for key, inner in pairs}
-    if isinstance(value, list):
-        return [_sound(inner, f"{place}[{i}]", depth + 1, fault) for i, inner in enumerate(value)]
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not abs(value) <= LARGEST:
-            return fault(place, "expected a number of sensible size")
-        last = place.rpartition(".")[2]
-        if value < 0 and ".metrics." in place and last not in SIGNED:
-            return fault(place, "expected a number of at least 0")
-    return value
 
 
 class Document:

@@ -115,22 +115,15 @@ class Folded:
     how: str  # first | last | sum | min | max | and
 
 
-def _summed(columns: tuple[tuple[str, str], ...], kept: tuple[str, ...]) -> tuple[Folded, ...]:
-    return tuple(Folded(name, name, "sum") for name, _ in columns if name not in kept)
-
-
-_BLOCK_HEAD: Final = (
-    Folded("end_row", "end_row", "last"),  # rows of the recording before the end of this block
-    Folded("steps", "one", "sum"),
-    Folded("first_step", "step", "first"),
-    Folded("last_step", "step", "last"),
-)
 _NOT_SUMMED: Final = (
     *("step", "begin_ns", "end_ns", "flags"),
     *(name for name, _ in STEP_COLUMNS if name.endswith("_bytes")),
 )
 STEP_BLOCK: Final[tuple[Folded, ...]] = (
-    *_BLOCK_HEAD,
+    Folded("end_row", "end_row", "last"),  # rows of the recording before the end of this block
+    Folded("steps", "one", "sum"),
+    Folded("first_step", "step", "first"),
+    Folded("last_step", "step", "last"),
     Folded("begin_ns", "begin_ns", "first"),
     Folded("end_ns", "end_ns", "last"),
     Folded("step_ns", "took_ns", "sum"),
@@ -141,16 +134,13 @@ STEP_BLOCK: Final[tuple[Folded, ...]] = (
     Folded("peak_allocated_bytes", "peak_allocated_bytes", "max"),
     Folded("peak_reserved_bytes", "peak_reserved_bytes", "max"),
     Folded("flags", "flags", "and"),
-    *_summed(STEP_COLUMNS, _NOT_SUMMED),
+    *(Folded(name, name, "sum") for name, _ in STEP_COLUMNS if name not in _NOT_SUMMED),
 )
-DEVICE_BLOCK: Final[tuple[Folded, ...]] = (*_BLOCK_HEAD, *_summed(DEVICE_COLUMNS, ("step",)))
-GAUGE_BLOCK: Final[tuple[Folded, ...]] = (
-    Folded("end_row", "end_row", "last"),
-    Folded("samples", "one", "sum"),
-    Folded("begin_ns", "time_ns", "first"),
-    Folded("end_ns", "time_ns", "last"),
-)
-"""`end_row`, `one` and `took_ns` are no columns of a row: `recording.fold` knows them."""
+DROPPED_BLOCK: Final[tuple[Folded, ...]] = (Folded("end_row", "end_row", "last"),)
+"""Of old device times and samples, nothing is kept but how many there were.
+
+`end_row`, `one` and `took_ns` are no columns of a row: `recording.fold` knows them.
+"""
 
 
 @dataclass(frozen=True, slots=True)

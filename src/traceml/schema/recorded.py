@@ -155,7 +155,6 @@ class RunRecording:
     """What processes left without a recording: exceptions that ended them, parts of capture that failed."""
 
     def gauges(self, node: int) -> NodeGauges:
-        """The gauges of one node."""
         return self.nodes.get(node, NodeGauges())
 
 

@@ -25,7 +25,7 @@ LONGEST_NAME: Final = 255
 """Bytes of a folder's name; no file system has longer ones."""
 NO_RUN: Final = "no such run"
 Compare = Callable[[str, str], bytes]
-"""Names of two runs to the answer that has their comparison and both summaries."""
+"""Names of two runs to the answer that has their comparison."""
 
 
 class Site:

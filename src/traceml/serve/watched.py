@@ -134,7 +134,6 @@ class Watchers:
         self._closing = asyncio.Event()
 
     def watch(self, folder: Path) -> Watched:
-        """The run in this folder."""
         self._forget()
         asyncio.get_running_loop().call_later(2 * FORGET_S, self._forget)
         if folder not in self._open:

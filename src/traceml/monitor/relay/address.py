@@ -8,8 +8,7 @@ from typing import Annotated, Final
 import msgspec
 import psutil
 
-from traceml.files import read_whole
-from traceml.runs.atomic import write_atomic
+from traceml.files import read_whole, write_atomic
 
 RELAY_FILE: Final = "relay.json"
 _MOST_BYTES: Final = 64 * 1024

@@ -23,7 +23,7 @@ SHOW_UP_EVERY_S: Final = 2.0
 """A node without news asks an empty question, so that node 0 waits for it at the end."""
 LATER_S: Final = 2.0
 ANSWER_S: Final = 3.0
-LEAST_BYTES: Final = 4096
+LEAST_BYTES: Final = 8192
 SAY_AFTER_S: Final = 10.0
 
 

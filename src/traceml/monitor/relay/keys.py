@@ -50,11 +50,9 @@ class RunKey:
         self._master = hashlib.blake2b(secret, digest_size=32, person=_PROTOCOL).digest()
 
     def server(self) -> KeyPair:
-        """Node 0's pair."""
         return self._pair(b"server")
 
     def client(self, node_rank: int) -> KeyPair:
-        """The pair of another node."""
         return self._pair(b"client %d" % node_rank)
 
     def _pair(self, purpose: bytes) -> KeyPair:

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Final
 
 from traceml.files import open_regular
-from traceml.monitor.relay.names import landing
 from traceml.monitor.relay.protocol import FRAME_BYTES, MOST_PIECES, Answer, Piece, Question, State, Status
-from traceml.monitor.relay.store import digest_before
+from traceml.monitor.relay.store import digest_before, landing
 from traceml.recording import layout
 from traceml.recording.names import FolderNames
 from traceml.recording.reader import RecordingReader, UnreadableRecording
 from traceml.recording.rollup import rolled_up_rows
 from traceml.runs.folder import RECORDING
 
+_LIVE_BYTES: Final = layout.HEADER_SIZE - layout.LIVE_OFFSET
 _STATE: Final = layout.LIVE_STATE - layout.LIVE_OFFSET
 FILES_AT_ONCE: Final = 512
 QUIET_LOOKS: Final = 3
@@ -32,62 +32,69 @@ class _SentFile:
     """A file of this node. Raises UnreadableRecording while its header is not finished."""
 
     def __init__(self, path: Path, has_rows: bool) -> None:
-        self.acknowledged: int | None = None
-        """Rows (or bytes, for lines) that node 0 has; None if that is not known."""
         self._path = path
+        self._known: int | None = None  # bytes that node 0 has, as far as is known
         self._live: bytes | None = None
         self.quiet_looks = 0
         self.is_closed = False
         """Whether its writer has closed it, as of the last piece."""
         self._rolled_up = rolled_up_rows(path) if has_rows else 0
         self._reader = RecordingReader(path, self._rolled_up) if has_rows else None
-        self._unit_bytes = self._reader.row_size if self._reader is not None else 1
+
+    @property
+    def acknowledged(self) -> int:
+        """How many rows node 0 has; other threads may ask."""
+        known = self._known
+        if known is None or self._reader is None:
+            return 0
+        return max(known - layout.HEADER_SIZE, 0) // self._reader.row_size
 
     def piece(self, most_bytes: int) -> Piece | None:
         """What node 0 does not have, None if it has everything."""
-        begin = self.acknowledged
+        begin, live = self._known, None
         if begin is None:
-            return Piece(self._path.name, head=self._header(0) if self._reader is not None else b"")
+            return Piece(self._path.name)
         if self._reader is None:
             data = self._read_lines(begin, most_bytes)
-            return Piece(self._path.name, begin, data=data) if data else None
-        live = self._header(layout.LIVE_OFFSET).rstrip(b"\0")  # before the rows: it must not be ahead of them
-        self.is_closed = live[_STATE : _STATE + 1] not in (b"", bytes([layout.STATE_RUNNING]))
-        if begin < self._rolled_up:
-            raise UnreadableRecording(f"node 0 has lost rows after row {begin} that are rolled up here")
-        rows = self._reader.rows(begin, max(1, most_bytes // self._unit_bytes))
-        if begin + len(rows) < self._reader.count or live == self._live:
-            return Piece(self._path.name, begin, data=rows.tobytes()) if len(rows) else None
-        return Piece(self._path.name, begin, data=rows.tobytes(), live=live)
+        else:
+            live = self._read(layout.LIVE_OFFSET, _LIVE_BYTES).rstrip(b"\0")  # never ahead of the rows
+            self.is_closed = live[_STATE : _STATE + 1] not in (b"", bytes([layout.STATE_RUNNING]))
+            if self.acknowledged < self._rolled_up:
+                raise UnreadableRecording(
+                    f"node 0 has lost rows after row {self.acknowledged} that are rolled up here"
+                )
+            end = layout.HEADER_SIZE + self._reader.look() * self._reader.row_size
+            data = self._read(begin, max(0, min(end - begin, most_bytes)))
+            if not begin:  # never half a header, and its live half comes with the last row
+                data = self._read(0, layout.LIVE_OFFSET) + bytes(_LIVE_BYTES) + data[layout.HEADER_SIZE :]
+            live = live if begin + len(data) == end and live != self._live else None
+        return Piece(self._path.name, begin, data=data, live=live) if data or live is not None else None
 
     def take(self, piece: Piece, state: State) -> None:
         """Note what node 0 has; ask it again if that is not what was sent."""
         if state.status is Status.REFUSED:
             raise UnreadableRecording(state.reason)
-        expected = (piece.offset or 0) + len(piece.data) // self._unit_bytes
-        if state.status is not Status.OK or (piece.offset is not None and state.offset != expected):
+        is_expected = piece.offset is None or state.offset == piece.offset + len(piece.data)
+        if state.status is not Status.OK or not is_expected:
             self.forget()
             return
-        if piece.offset is None and digest_before(self._path, self._unit_bytes, state.offset) != state.check:
+        has_rows = self._reader is not None
+        if piece.offset is None and digest_before(self._path, has_rows, state.offset) != state.check:
             raise UnreadableRecording("node 0 has another file of this name")
-        self.acknowledged = state.offset
+        self._known = state.offset
         self._live = self._live if piece.live is None else piece.live
 
     def forget(self) -> None:
-        """Ask again how far node 0 is."""
-        self.acknowledged = self._live = None
+        self._known = self._live = None
 
-    def _header(self, offset: int) -> bytes:
-        """One half of the header."""
+    def _read(self, offset: int, most_bytes: int) -> bytes:
         with os.fdopen(open_regular(self._path), "rb") as file:
             file.seek(offset)
-            return file.read(layout.LIVE_OFFSET)
+            return file.read(most_bytes)
 
     def _read_lines(self, offset: int, most_bytes: int) -> bytes:
         """Complete lines; of a line that does not fit, a part."""
-        with os.fdopen(open_regular(self._path), "rb") as file:
-            file.seek(offset)
-            data = file.read(most_bytes)
+        data = self._read(offset, most_bytes)
         end = data.rfind(b"\n") + 1
         return data if not end and len(data) == most_bytes else data[:end]
 
@@ -118,7 +125,7 @@ class Outbox:
     def acknowledged(self, name: str) -> int:
         """How many rows of this recording node 0 has, as far as is known; other threads may ask."""
         file = self._files.get(name)
-        return (file.acknowledged or 0) if file is not None else self._done.get(name, 0)
+        return file.acknowledged if file is not None else self._done.get(name, 0)
 
     def question(self, most_bytes: int = FRAME_BYTES, complete: bool | None = None) -> Question:
         """The next question; answers to earlier ones no longer count."""
@@ -165,12 +172,12 @@ class Outbox:
             del self._files[name]
             file.quiet_looks = file.quiet_looks + 1 if piece is None and had_ended else 0
             if file.quiet_looks == QUIET_LOOKS:
-                self._done[name] = file.acknowledged or 0
+                self._done[name] = file.acknowledged
                 continue
             self._files[name] = file
             if piece is not None:
                 pieces.append(piece)
-                room -= len(piece.head) + len(piece.data) + len(piece.live or b"") + _PIECE_BYTES
+                room -= len(piece.data) + len(piece.live or b"") + _PIECE_BYTES
         full = room <= 0 or len(pieces) == MOST_PIECES
         self.has_more = full or any(piece.offset is None for piece in pieces)
         return pieces

@@ -17,19 +17,17 @@ MESSAGE_BYTES: Final = FRAME_BYTES + 16 * 1024
 """The socket drops a peer that announces a longer message."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-_HalfHeader = Annotated[bytes, msgspec.Meta(max_length=4096)]
 _T = TypeVar("_T")
 
 
 class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What follows the first `offset` rows (or bytes, for lines) of a file."""
+    """What follows the first `offset` bytes of a file."""
 
     name: Annotated[str, msgspec.Meta(max_length=80)]
     offset: _Count | None = None
-    """None asks how far node 0 is with this file, whose header begins with `head`."""
-    head: _HalfHeader = b""
+    """None asks how far node 0 is with this file."""
     data: Annotated[bytes, msgspec.Meta(max_length=FRAME_BYTES)] = b""
-    live: _HalfHeader | None = None
+    live: Annotated[bytes, msgspec.Meta(max_length=4096)] | None = None
     """The live half of a recording's header, without trailing zeros; valid once `data` is there."""
 
 
@@ -58,7 +56,7 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True):
     status: Status
     offset: _Count = 0
     check: Annotated[bytes, msgspec.Meta(max_length=16)] = b""
-    """A digest of what lies just before `offset`: the node sees whether it is its own file."""
+    """A digest of what lies before `offset`: the node sees whether it is its own file."""
     reason: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
 

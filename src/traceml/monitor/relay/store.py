@@ -1,43 +1,62 @@
-"""What one other node may do to node 0's disk.
+"""What one other node may do to node 0's disk: append to files of its own, byte for byte.
 
-A reader on node 0 always sees a prefix of complete rows, as from a local writer. How far a file is, is always
-taken from the file: there is nothing to remember over a restart. Used by the relay and by the merge.
+How far a file is, is its size: there is nothing to remember over a restart. Files grow from the front, and a
+row's sequence number is its last part, so a reader on node 0 sees a prefix of complete rows. What the bytes
+mean is left to that reader, who trusts no file. Used by the relay and by the merge.
 """
 
 import errno
 import hashlib
 import os
+import re
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
-
-import numpy as np
+from typing import Final, NamedTuple
 
 from traceml.errors import TraceMLError
 from traceml.files import open_regular
-from traceml.monitor.relay.names import Landing, landing
 from traceml.monitor.relay.protocol import Answer, Limits, Piece, Question, State, Status
 from traceml.recording import layout
-from traceml.recording.reader import RecordingReader, UnreadableRecording
-from traceml.recording.rollup import rolled_up_rows
-from traceml.recording.writer import write_all, write_rows
+from traceml.recording.writer import write_all
 
-_DIGEST_BYTES: Final = 4096
+_ROWS: Final = re.compile(r"rank-[0-9]{1,7}\.[0-9]{1,10}\.(?:steps|device)|(?:system|process)\.gauges")
+_LINES: Final = re.compile(
+    r"rank-[0-9]{1,7}\.[0-9]{1,10}\.layers\.jsonl|(?:rank-[0-9]{1,7}\.[0-9]{1,10}|monitor|early)\.events\.jsonl"
+)
+_MARK: Final = re.compile(r"seen-[a-z0-9_]{1,32}")
+_NODE: Final = re.compile(r"\.node[0-9]{1,7}(?=\.)")
+_CHECKED_BYTES: Final = 4096
 
 
 class Refusal(TraceMLError):
     """This will never be taken."""
 
 
-@dataclass(slots=True)
-class _Landed:
-    """One file on node 0: how far it is, and the size of its rows (1 for lines)."""
+class Landing(NamedTuple):
+    """Where a file of a node goes, and what it holds."""
 
-    path: Path
-    unit_bytes: int
-    offset: int
-    most_bytes: int
+    name: str
+    has_rows: bool
+    """A recording; else lines."""
+    is_mark: bool = False
+    """An empty file that all nodes share."""
+
+
+def landing(name: str, node_rank: int | None) -> Landing | None:
+    """The place on node 0 of this file of a node, None if it does not travel.
+
+    A name that a peer sends is used only if a pattern matches all of it. It lands with the number of the node
+    that the peer proved to be, so a node never reaches files of node 0 or of another node. Without a node
+    rank both folders are of one machine: all names stay, also those of other nodes' files.
+    """
+    if _MARK.fullmatch(name):
+        return Landing(name, has_rows=False, is_mark=True)
+    plain = _NODE.sub("", name, count=1) if node_rank is None else name
+    has_rows = _ROWS.fullmatch(plain) is not None
+    if not has_rows and _LINES.fullmatch(plain) is None:
+        return None
+    stem, _, rest = name.partition(".")
+    return Landing(name if node_rank is None else f"{stem}.node{node_rank}.{rest}", has_rows)
 
 
 class NodeStore:
@@ -52,9 +71,7 @@ class NodeStore:
         self._folder = folder
         self._node_rank = node_rank
         self._limits = limits
-        self._landed: dict[str, _Landed] = {}
-        self._unfinished = folder / f".relay-{node_rank}"
-        self._unfinished.unlink(missing_ok=True)  # of a node 0 that was killed
+        self._sizes: dict[str, int] = {}  # of files that the node has asked about
         self._names = {path.name for path in self._present()}
         self._used_bytes = self._on_disk()
 
@@ -68,88 +85,52 @@ class NodeStore:
 
     def take(self, piece: Piece) -> State:
         """Say how far the file is, after taking what may be taken."""
+        place = landing(piece.name, self._node_rank)
+        if place is None:
+            return State(Status.REFUSED, reason=f"{piece.name[:40]!r} is not a file that travels")
         try:
             if piece.offset is None:
-                return State(Status.OK, *self.open(piece.name, piece.head))
-            if piece.name not in self._landed:
+                return State(Status.OK, *self._look(piece.name, place))
+            if piece.name not in self._sizes:
                 return State(Status.UNKNOWN)
-            return State(Status.OK, self.append(piece.name, piece.offset, piece.data, piece.live))
+            if piece.offset == self._sizes[piece.name]:
+                self._append(piece, piece.offset, place)
+            return State(Status.OK, self._sizes[piece.name])
         except Refusal as problem:
             return State(Status.REFUSED, reason=str(problem)[:200])
         except OSError as problem:
-            self._landed.pop(piece.name, None)  # of an unfinished write, the disk knows how far it got
+            self._sizes.pop(piece.name, None)  # of an unfinished write, the disk knows how far it got
             return State(Status.LATER, reason=str(problem)[:200])
 
-    def open(self, name: str, head: bytes) -> tuple[int, bytes]:
-        """(rows or bytes that are here, digest of the last of them); makes the file if needed."""
-        place = landing(name, self._node_rank)
-        if place is None:
-            raise Refusal(f"{name[:40]!r} is not a file that travels")
+    def _look(self, name: str, place: Landing) -> tuple[int, bytes]:
+        """(bytes that are here, digest of some of them)."""
         path = self._folder / place.name
-        if not path.exists():
-            self._landed.pop(name, None)
-            self._account(path, layout.HEADER_SIZE if place.has_rows else 0)
-            if place.has_rows:
-                self._create(path, place, head)
+        if not place.has_rows and not path.exists():  # a recording appears together with its header
+            self._account(path, 0)
             path.touch()
-        if place.has_rows:
-            with path.open("rb") as file:
-                if file.read(layout.LIVE_OFFSET) != head:
-                    raise Refusal(f"{name}: node 0 has another recording of this name")
-        landed = self._landed.get(name)  # nobody else writes it: no need to count again
-        if landed is None:
-            landed = self._landed[name] = self._look(path, place)
-        return landed.offset, digest_before(path, landed.unit_bytes, landed.offset)
+        self._sizes[name] = path.stat().st_size if path.exists() else 0
+        return self._sizes[name], digest_before(path, place.has_rows, self._sizes[name])
 
-    def append(self, name: str, offset: int, data: bytes, live: bytes | None = None) -> int:
-        """Take the bytes if they start where the file ends; returns where it ends now."""
-        landed = self._landed[name]
-        unit = landed.unit_bytes
-        if offset != landed.offset:
-            return landed.offset
-        if unit > 1:
-            _check_rows(landed, data)
-        elif live is not None or offset + len(data) > landed.most_bytes:
-            raise Refusal(f"{name}: more than {landed.most_bytes} bytes of lines")
-        if data:
-            self._account(landed.path, len(data))
-        fd = os.open(landed.path, os.O_WRONLY)
+    def _append(self, piece: Piece, at: int, place: Landing) -> None:
+        """Write the bytes where the file ends."""
+        path, end = self._folder / place.name, at + len(piece.data)
+        if place.has_rows and end < layout.HEADER_SIZE:
+            raise Refusal(f"{piece.name}: its header is cut off")
+        most_bytes = 0 if place.is_mark else self._limits.lines_bytes
+        if not place.has_rows and (piece.live is not None or end > most_bytes):
+            raise Refusal(f"{piece.name}: more than {most_bytes} bytes of lines")
+        if piece.data:
+            self._account(path, len(piece.data))
+        fd = os.open(path, os.O_WRONLY | (0 if at else os.O_CREAT), 0o666)
         try:
-            if unit > 1:
-                write_rows(fd, data, layout.HEADER_SIZE + offset * unit, unit)
-            else:
-                write_all(fd, data, offset)
-            if live is not None:
-                write_all(fd, live.ljust(layout.HEADER_SIZE - layout.LIVE_OFFSET, b"\0"), layout.LIVE_OFFSET)
+            write_all(fd, piece.data, at)
+            if piece.live is not None:
+                live = piece.live.ljust(layout.HEADER_SIZE - layout.LIVE_OFFSET, b"\0")
+                write_all(fd, live, layout.LIVE_OFFSET)
         finally:
             os.close(fd)
-        landed.offset += len(data) // unit
-        self.received_bytes += len(data)
-        return landed.offset
-
-    def _look(self, path: Path, place: Landing) -> _Landed:
-        if not place.has_rows:
-            most_bytes = 0 if place.is_mark else self._limits.lines_bytes
-            return _Landed(path, 1, path.stat().st_size, most_bytes)
-        try:
-            reader = RecordingReader(path, rolled_up_rows(path))
-        except UnreadableRecording as problem:
-            raise Refusal(f"{path.name}: damaged on node 0") from problem
-        return _Landed(path, reader.row_size, reader.look(), 0)
-
-    def _create(self, path: Path, place: Landing, head: bytes) -> None:
-        """Under another name first: a recording appears with a valid header or not at all."""
-        try:
-            self._unfinished.write_bytes(head.ljust(layout.HEADER_SIZE, b"\0"))
-            identity = RecordingReader(self._unfinished).header.get("identity")
-            rank = identity.get("rank") if isinstance(identity, dict) else None
-            if len(head) != layout.LIVE_OFFSET or (place.rank is not None and rank not in (None, place.rank)):
-                raise Refusal(f"{path.name}: its header is cut off or says rank {rank!r:.20}")
-            self._unfinished.rename(path)
-        except UnreadableRecording as problem:
-            raise Refusal(f"{path.name}: not a valid header") from problem
-        finally:
-            self._unfinished.unlink(missing_ok=True)
+        self._sizes[piece.name] = end
+        self.received_bytes += len(piece.data)
 
     def _account(self, path: Path, more_bytes: int) -> None:
         """Before the disk is touched: may this node take that much more of it? Not now: OSError."""
@@ -174,22 +155,14 @@ class NodeStore:
         return sum(path.stat().st_blocks * 512 for path in self._present())
 
 
-def digest_before(path: Path, unit_bytes: int, offset: int) -> bytes:
-    """Of the last row (or last bytes of lines) before `offset`; both ends compute it."""
-    end = (layout.HEADER_SIZE if unit_bytes > 1 else 0) + offset * unit_bytes
-    length = min(end, unit_bytes if unit_bytes > 1 else _DIGEST_BYTES) if offset else 0
+def digest_before(path: Path, has_rows: bool, offset: int) -> bytes:
+    """Of the fixed half of a recording's header, and of the last bytes before `offset`: both ends compute it,
+    and so see whether they have the same file."""
+    if not offset:
+        return b""
+    found, first = hashlib.blake2b(digest_size=16), layout.HEADER_SIZE if has_rows else 0
     with os.fdopen(open_regular(path), "rb") as file:
-        file.seek(end - length)
-        return hashlib.blake2b(file.read(length), digest_size=16).digest()
-
-
-def _check_rows(landed: _Landed, data: bytes) -> None:
-    """Whole rows with the numbers that come next, or nothing."""
-    unit = landed.unit_bytes
-    count, rest = divmod(len(data), unit)
-    if rest:
-        raise Refusal(f"{landed.path.name}: {len(data)} bytes are not whole rows of {unit}")
-    sequence = np.frombuffer(data, np.uint8).reshape(count, unit)[:, unit - layout.SEQUENCE.size :]
-    expected = np.arange(landed.offset + 1, landed.offset + count + 1, dtype="<i8")
-    if sequence.tobytes() != expected.tobytes():
-        raise Refusal(f"{landed.path.name}: rows out of range")
+        found.update(file.read(layout.LIVE_OFFSET) if has_rows else b"")
+        begin = file.seek(min(offset, max(first, offset - _CHECKED_BYTES)))
+        found.update(file.read(offset - begin))
+    return found.digest()

@@ -178,7 +178,6 @@ class LiveApp(App[None]):
         return time.thread_time() - began
 
     def redraw(self) -> None:
-        """Draw what is shown now."""
         if not self.query(Panel):
             return  # not composed yet, or ending
         if len(panels_of(self.shown)) != self._panels:
@@ -193,7 +192,6 @@ class LiveApp(App[None]):
         self._arrange(event.size)
 
     def _arrange(self, new_size: Size | None = None) -> None:
-        """Which panels are there, and where."""
         if not self.query(Panel):
             return
         shown, size = self.shown, new_size or self.size

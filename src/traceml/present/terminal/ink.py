@@ -49,7 +49,6 @@ class Ink:
         return self.text(clip(printable(text), max(most, 1)), style)
 
     def severity(self, severity: str) -> str:
-        """The style of a verdict."""
         colour = SEVERITY.get(severity, ("", ""))[1]
         return f"bold {colour}" if self.colour and colour else "bold"
 

@@ -1,0 +1,89 @@
+"""Optimizers around another one, which PyTorch does not prepare because they never call `Optimizer.__init__`.
+
+What they do before and after the inner step (clipping, noise, averaging) is optimizer work. A step ends only
+if the inner optimizer has stepped: the outer one may skip that, as with accumulation.
+"""
+
+import sys
+from threading import get_ident
+from types import FrameType
+from typing import Any, Final
+
+from traceml.capture.session import Session
+from traceml.capture.slots import PASS
+from traceml.capture.wrap import ORIGINAL, hide_frame, seen_through, undo
+from traceml.capture.wrappers import Function, failure_of
+from traceml.errors import failsafe
+from traceml.schema import catalog as c
+
+TRIES: Final = 8
+MOST_FRAMES: Final = 8
+
+
+class OuterOptimizers:
+    """Finds them by their frame on the stack when an inner optimizer has stepped."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._is_inside = False  # a step of an outer one is running, and in it this one has stepped:
+        self._inner: Any = None
+        self._tries, self._is_hooked = TRIES, False
+
+    def look(self) -> None:
+        """An optimizer has stepped: wrap the class of the one that called it, if there is one."""
+        if not self._tries:
+            return
+        self._tries -= 1
+        optimizer_class = self._session.torch.optim.Optimizer
+        frame: FrameType | None = sys._getframe(1)
+        for _ in range(MOST_FRAMES):
+            if frame is None:
+                return
+            outer = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
+            if isinstance(outer, optimizer_class) and not hasattr(type(outer).step, ORIGINAL):
+                self._wrap(type(outer))
+            frame = frame.f_back
+
+    def _wrap(self, cls: Any) -> None:
+        if not self._is_hooked:
+            from torch.optim.optimizer import register_optimizer_step_post_hook
+
+            self._is_hooked = True
+            register_optimizer_step_post_hook(self._note_inner)
+        step = cls.step
+        cls.step = self._wrapped(step)
+        self._session.wrapped_optimizers.append((cls, step))
+
+    def _note_inner(self, optimizer: Any, *_: Any) -> None:
+        if self._is_inside and get_ident() == self._session.switch.thread:
+            self._inner = optimizer
+
+    def _wrapped(self, original: Function) -> Function:
+        session, switch = self._session, self._session.switch
+        stepped = failsafe("end of a step", None, session.off)(session.optimizer_stepped)
+        failed = failure_of(session)
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            before, now = switch.current, 0
+            try:
+                outer = switch.enter_compute(c.OPTIMIZER)
+                if outer == PASS:
+                    return original(*args, **kwargs)
+                self._is_inside = True
+                result = original(*args, **kwargs)
+                inner, self._inner, self._is_inside = self._inner, None, False
+                if inner is None:
+                    switch.leave(outer)
+                else:
+                    now = switch.leave_step(outer, inner)
+            except BaseException as problem:
+                self._inner, self._is_inside = None, False
+                if undo(switch, before, c.OPTIMIZER):
+                    failed(c.OPTIMIZER, problem)
+                hide_frame(problem)
+                raise
+            if now:
+                stepped(inner, now)
+            return result
+
+        return seen_through(original, step, session.torch.compiler.is_dynamo_compiling)

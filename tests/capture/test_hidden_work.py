@@ -216,3 +216,48 @@ def test_what_an_optimizer_around_another_does_is_optimizer_work(recorder: Recor
         optimizer.step()
     assert min(later(recorder.ms("optimizer"))) > 1.9 * NAP_MS
     assert list(recorder.rows()["micro_batches"]) == [2] * STEPS
+
+
+class TwoParts(torch.optim.Optimizer):
+    """Sharpness-aware minimization: the loop calls two methods; the second steps another optimizer."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        self.inner = torch.optim.SGD(self.param_groups, lr=0.01)
+
+    def first_step(self) -> None:
+        spin(NAP_MS)
+
+    def second_step(self) -> None:
+        spin(NAP_MS / 2)
+        self.inner.step()
+
+
+def test_parts_of_an_optimizer_step_are_optimizer_work(recorder: Recorder) -> None:
+    """Methods of other names count too, and the step ends when the inner optimizer has stepped."""
+    model = nn.Linear(8, 1)
+    optimizer = TwoParts(model.parameters())
+    x, y = torch.randn(4, 8), torch.zeros(4, 1)
+    for _ in range(STEPS):
+        LOSS(model(x), y).backward()
+        optimizer.first_step()
+        LOSS(model(x), y).backward()
+        optimizer.second_step()
+    assert min(later(recorder.ms("optimizer"))) > 1.45 * NAP_MS
+    assert list(recorder.rows()["micro_batches"]) == [2] * STEPS
+
+
+def test_operations_on_parameters_before_the_first_module_are_no_input(recorder: Recorder) -> None:
+    """Copies of parameters that autograd records, as for an inner loop, are forward work, not a batch."""
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(60):
+        x = torch.randn(64, 64)
+        copies = list(model.parameters())
+        for _ in range(20):
+            copies = [copy * 1.01 for copy in copies]
+        (model(x).sum() + sum(copy.sum() for copy in copies)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    later_half = slice(30, None)
+    assert sum(recorder.ms("input")[later_half]) < 0.3 * sum(recorder.ms("forward")[later_half])

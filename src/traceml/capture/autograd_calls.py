@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from traceml.capture.batch import first_array
 from traceml.capture.session import Session
-from traceml.capture.slots import TRANSFORM, is_wait
+from traceml.capture.slots import PASS, TRANSFORM, is_wait
 from traceml.capture.wrap import ORIGINAL, hide_frame, undo
 from traceml.capture.wrappers import Function, failure_of
 from traceml.errors import failsafe
@@ -32,7 +32,7 @@ def wrap_apply(original: Any, session: Session) -> Any:
 def _forward_work(original: Function, session: Session, slot: int) -> Function:
     switch, torch = session.switch, session.torch
     is_compiling, grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
-    begins = failsafe("forward detection", None, session.off)(session.meets_data)
+    enter = failsafe("forward detection", PASS, session.off)(session.enter_with_data)
     failed = failure_of(session)
 
     @functools.wraps(original)
@@ -46,10 +46,10 @@ def _forward_work(original: Function, session: Session, slot: int) -> Function:
             return original(*args, **kwargs)
         before = switch.current
         try:
-            begins((_data(args),), {})
-            outer = switch.enter_inside(slot)
+            outer = enter(slot, (_data(args),), {})
             result = original(*args, **kwargs)
-            switch.leave(outer)
+            if outer != PASS:
+                switch.leave(outer)
         except BaseException as problem:
             if undo(switch, before, slot):
                 failed(c.FORWARD, problem)

@@ -6,7 +6,7 @@ if the inner optimizer has stepped: the outer one may skip that, as with accumul
 
 import sys
 from threading import get_ident
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, Final
 
 from traceml.capture.session import Session
@@ -25,34 +25,42 @@ class OuterOptimizers:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._base = session.torch.optim.Optimizer
         self._is_inside = False  # a step of an outer one is running, and in it this one has stepped:
         self._inner: Any = None
         self._tries, self._is_hooked = TRIES, False
 
-    def look(self) -> None:
-        """An optimizer has stepped: wrap the class of the one that called it, if there is one."""
+    def look(self, stepped: Any) -> None:
+        """This optimizer has stepped: wrap the class of the one that called it, if there is one."""
         if not self._tries:
             return
         self._tries -= 1
-        optimizer_class = self._session.torch.optim.Optimizer
         frame: FrameType | None = sys._getframe(1)
         for _ in range(MOST_FRAMES):
             if frame is None:
                 return
-            outer = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
-            if isinstance(outer, optimizer_class) and not hasattr(type(outer).step, ORIGINAL):
+            names = frame.f_code.co_varnames
+            outer = frame.f_locals.get("self") if names and names[0] == "self" else None
+            if isinstance(outer, self._base) and outer is not stepped:
                 self._wrap(type(outer))
             frame = frame.f_back
 
     def _wrap(self, cls: Any) -> None:
+        """All that a script may call of it: `step`, or the parts of a step (`first_step`, `second_step`)."""
         if not self._is_hooked:
             from torch.optim.optimizer import register_optimizer_step_post_hook
 
             self._is_hooked = True
             register_optimizer_step_post_hook(self._note_inner)
-        step = cls.step
-        cls.step = self._wrapped(step)
-        self._session.wrapped_optimizers.append((cls, step))
+        for name, method in list(vars(cls).items()):
+            is_ours = name.startswith("_") or hasattr(method, ORIGINAL)
+            if (
+                isinstance(method, FunctionType)
+                and not is_ours
+                and (name == "step" or not hasattr(self._base, name))
+            ):
+                setattr(cls, name, self._wrapped(method))
+                self._session.patched.append((cls, name, method))
 
     def _note_inner(self, optimizer: Any, *_: Any) -> None:
         if self._is_inside and get_ident() == self._session.switch.thread:

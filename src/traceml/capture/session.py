@@ -46,7 +46,7 @@ class Session:
         self.wrapped_optimizers: list[tuple[Any, Any]] = []
         self.on_device: Callable[[], None] = nothing  # a device is in use: time copies to it
         self.on_no_grad: Callable[[], None] = nothing  # a module is called without gradients, by whom?
-        self.on_step: Callable[[], None] = nothing  # an optimizer stepped, called by another one?
+        self.on_step: Callable[[Any], None] = nothing  # this optimizer stepped, called by another one?
         self.begin()
 
     @property
@@ -169,17 +169,16 @@ class Session:
             return switch.enter_inside(PENDING_EVAL)
         self._model_trains()
         self.inputs.note_trained(module)
-        self.meets_data(args, kwargs)
-        return switch.enter_compute(c.FORWARD)
+        return self.enter_with_data(c.FORWARD, args, kwargs)
 
-    def meets_data(self, args: Any, kwargs: Any) -> None:
+    def enter_with_data(self, slot: int, args: Any, kwargs: Any) -> int:
         """Forward work begins: where no loader is known, its data tell whether they were just made."""
-        switch = self.switch
-        if self.inputs.has_loader or switch.current == TRANSFORM:
-            return
-        self._end_without_optimizer()
-        if not switch.fetches and not switch.forwards:
-            self.inputs.infer(args, kwargs, is_first=self.step == 0, in_block=bool(switch.blocks))
+        switch, place = self.switch, 0
+        if not self.inputs.has_loader and switch.current != TRANSFORM:
+            self._end_without_optimizer()
+            if not switch.fetches and not switch.forwards:
+                place = self.inputs.infer(args, kwargs, self.step == 0, bool(switch.blocks))
+        return self.inputs.enter_after(place, slot)
 
     def _model_trains(self) -> None:
         """A forward pass with gradients, or a backward pass: what is open was for the training."""
@@ -232,7 +231,7 @@ class Session:
             self.has_optimizer = True
             self.switch.flags |= self.measured & (1 << c.OPTIMIZER)
             self.events.add("model", self.step + 1, now, parameters=trained_parameters(optimizer))
-        self.on_step()
+        self.on_step(optimizer)
         if self.switch.blocks:
             return
         self._training_begins()

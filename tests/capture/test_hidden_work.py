@@ -200,6 +200,7 @@ class Around(torch.optim.Optimizer):
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.calls = inner, 0
+        self.scaler: Any = None
 
     def step(self, closure: Any = None) -> Any:
         self.calls += 1
@@ -261,3 +262,24 @@ def test_operations_on_parameters_before_the_first_module_are_no_input(recorder:
         optimizer.zero_grad()
     later_half = slice(30, None)
     assert sum(recorder.ms("input")[later_half]) < 0.3 * sum(recorder.ms("forward")[later_half])
+
+
+class Scaled(Around):
+    """Steps through a GradScaler, which skips steps whose gradients are not finite."""
+
+    def step(self, closure: Any = None) -> Any:
+        return self.scaler.step(self.inner)
+
+
+def test_a_step_that_a_scaler_skips_inside_another_optimizer_is_a_step(recorder: Recorder) -> None:
+    """The scaler's seam ends steps, so an optimizer around it must not decide that none was made."""
+    model = nn.Linear(8, 1)
+    optimizer = Scaled(torch.optim.SGD(model.parameters(), lr=0.01))
+    optimizer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for step in range(STEPS):
+        loss = LOSS(model(torch.randn(4, 8)), torch.zeros(4, 1)) * (float("inf") if step % 3 == 2 else 1.0)
+        optimizer.scaler.scale(loss).backward()
+        optimizer.step()
+        optimizer.scaler.update()
+        optimizer.inner.zero_grad()
+    assert len(recorder.rows()) == STEPS

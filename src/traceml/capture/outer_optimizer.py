@@ -4,6 +4,7 @@ What they do before and after the inner step (clipping, noise, averaging) is opt
 if the inner optimizer has stepped: the outer one may skip that, as with accumulation.
 """
 
+import inspect
 import sys
 from threading import get_ident
 from types import FrameType, FunctionType
@@ -25,7 +26,7 @@ class OuterOptimizers:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._base = session.torch.optim.Optimizer
+        self._base, self._scaler = session.torch.optim.Optimizer, session.torch.amp.GradScaler
         self._is_inside = False  # a step of an outer one is running, and in it this one has stepped:
         self._inner: Any = None
         self._tries, self._is_hooked = TRIES, False
@@ -35,12 +36,11 @@ class OuterOptimizers:
         if not self._tries:
             return
         self._tries -= 1
-        frame: FrameType | None = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1) if sys.gettrace() is None else None
         for _ in range(MOST_FRAMES):
-            if frame is None:
-                return
-            names = frame.f_code.co_varnames
-            outer = frame.f_locals.get("self") if names and names[0] == "self" else None
+            outer = _first_argument(frame) if frame is not None else None
+            if frame is None or isinstance(outer, self._scaler):
+                return  # a scaler ends the step also if it skips the optimizer's
             if isinstance(outer, self._base) and outer is not stepped:
                 self._wrap(type(outer))
             frame = frame.f_back
@@ -95,3 +95,12 @@ class OuterOptimizers:
             return result
 
         return seen_through(original, step, session.torch.compiler.is_dynamo_compiling)
+
+
+def _first_argument(frame: FrameType) -> Any:
+    """`self`, as a rule."""
+    names, variables = frame.f_code.co_varnames, frame.f_locals
+    first = variables.get(names[0]) if names else None
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13):
+        variables.clear()  # a copy that the frame would keep, and the user's objects with it
+    return first[0] if isinstance(first, tuple) and first else first

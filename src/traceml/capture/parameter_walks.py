@@ -26,54 +26,52 @@ class ParameterWalks:
         self._gap = (0, 0)
         self._open: list[int] = []  # ids of modules
 
-    def begin(self, module: Any) -> tuple[int, int]:
-        """Returns what `end` wants: when it began, and how many operations autograd had recorded."""
+    def watched(self, module: int, members: Iterator[Any]) -> Iterator[Any]:
+        """The members of a module with this id, and a look at what was done with them after the last one."""
         switch = self._switch
         gap = (switch.step, switch.switches)
         if gap != self._gap:
             self._gap = gap
             self._open.clear()
-        self._open.append(id(module))
-        return switch.clock(), switch.count_nodes() if switch.count_nodes is not None else 0
+        self._open.append(module)
+        return chain(members, self._ended(module, switch.clock(), self._nodes()))
 
-    def end(self, module: Any, began: int, nodes: int) -> None:
-        """All parameters of this module have been handed out, and what was to be done with them is done."""
+    def _nodes(self) -> int:
+        return self._switch.count_nodes() if self._switch.count_nodes is not None else 0
+
+    def _ended(self, module: int, began: int, nodes: int) -> Iterator[Any]:
         switch, place = self._switch, self._switch.current
         is_same_gap = (switch.step, switch.switches) == self._gap and get_ident() == switch.thread
-        if not is_same_gap or not is_wait(place) or id(module) not in self._open:
+        if not is_same_gap or not is_wait(place) or module not in self._open:
             return
-        at = self._open.index(id(module))
-        others = set(self._open[at + 1 :]) - {id(module)}
+        at = self._open.index(module)
+        others = set(self._open[at + 1 :]) - {module}
         del self._open[at:]
         by_hand = switch.backwards > 0 and not self._session.has_optimizer
-        if not (others or by_hand) or (switch.count_nodes is not None and switch.count_nodes() != nodes):
-            return
-        self._session.updated_by_hand |= by_hand
-        switch.flush(began)
-        switch.current = c.OPTIMIZER
-        switch.flush(switch.clock())
-        switch.current = place
+        if (others or by_hand) and self._nodes() == nodes:
+            self._session.updated_by_hand |= by_hand
+            self._charge(began, place)
+        yield from ()
+
+    @failsafe("timing an update by hand", None)
+    def _charge(self, began: int, place: int) -> None:
+        self._switch.flush(began)
+        self._switch.current = c.OPTIMIZER
+        self._switch.flush(self._switch.clock())
+        self._switch.current = place
 
 
 def wrap_members(original: Any, session: Session) -> Any:
     """`Module._named_members`, from which all iterators over parameters and buffers come."""
     switch, is_compiling = session.switch, session.torch.compiler.is_dynamo_compiling
-    walks = ParameterWalks(session)
-    begin = failsafe("watching updates", (0, 0))(walks.begin)
-    end = failsafe("watching updates", None)(walks.end)
+    watched = ParameterWalks(session).watched
 
     @functools.wraps(original)
     def _named_members(self: Any, *args: Any, **kwargs: Any) -> Any:
         members = original(self, *args, **kwargs)
-        if is_compiling() or not is_wait(switch.current) or get_ident() != switch.thread:
+        if is_compiling() or switch.current < c.FIRST_WAIT or get_ident() != switch.thread:
             return members
-        began, nodes = begin(self)
-
-        def ended() -> Iterator[Any]:
-            end(self, began, nodes)
-            yield from ()
-
-        return chain(members, ended())
+        return watched(id(self), members)
 
     setattr(_named_members, ORIGINAL, original)
     return _named_members

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.unit.test_imports import ALLOWED
 from traceml.capture.install import FRAMEWORKS
-from traceml.capture.patches import DEVICE_PATCHES, PATCHES
+from traceml.capture.patches import DEVICE_PATCHES, FUNCTION_PATCH, PATCHES
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,7 +88,7 @@ def rows_of_table(title: str) -> list[list[str]]:
 def test_architecture_explains_every_patch() -> None:
     """Each patch has one row: what it replaces, who can notice, which public hook was weighed."""
     explained = [row[0].strip("`") for row in rows_of_table("replaced")]
-    assert explained == [f"{p.module}.{p.attribute}" for p in (*PATCHES, *DEVICE_PATCHES)]
+    assert explained == [f"{p.module}.{p.attribute}" for p in (*PATCHES, *DEVICE_PATCHES, FUNCTION_PATCH)]
     assert all(len(row) == 4 and all(row) for row in rows_of_table("replaced"))
 
 

@@ -223,7 +223,8 @@ def test_rank_slow_in_input_and_compute_is_a_generic_straggler() -> None:
     """Neither alone explains the waiting: the generic label, for one rank or for ranks in turn."""
     both = usual(4, input=only(2, 20.0), forward=only(2, 20.0))
     primary = coupled(both).primary_diagnosis
-    assert (primary.status, primary.ranks) == ("STRAGGLER", [2])
+    assert (primary.status, primary.ranks, primary.phase) == ("STRAGGLER", [2], None)
+    assert "20.0 ms of input and 20.0 ms of compute (mostly forward) more than the others" in primary.summary
     primary = coupled(usual(4, input=in_turn(4, 20.0), forward=in_turn(4, 20.0))).primary_diagnosis
     assert (primary.status, primary.ranks) == ("STRAGGLER", [])
 

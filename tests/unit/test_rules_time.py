@@ -158,6 +158,14 @@ def test_missing_signal_is_named_and_the_run_is_not_balanced(missing: str) -> No
     assert missing in found.summary
 
 
+@pytest.mark.parametrize(("wait", "status"), [(5, "COMPUTE-BOUND"), (15, "WAIT-HEAVY")])
+def test_an_update_by_hand_that_was_not_seen_hides_no_verdict(wait: float, status: str) -> None:
+    """It is a part of the wait. If that is short, the rest is judged; else the wait itself is named."""
+    phases: dict[str, Any] = {"forward": 50.0, "backward": 45.0, "wait": wait}
+    found = first(window(unmeasured=("h2d", "sync", "optimizer"), steps_inferred=True, **phases))
+    assert found.status == status
+
+
 def test_several_missing_signals_are_all_named() -> None:
     """Every missing signal is named once."""
     found = first(window(unmeasured=("h2d", "sync", "input", "backward"), **COMPUTE))

@@ -10,7 +10,7 @@ from traceml.analyze.rules.input_advice import consider_epoch_starts
 from traceml.analyze.rules.lack_of_cores import consider_cores
 from traceml.analyze.rules.rule import WARN_SHARE, Rule, View, informational, ordered
 from traceml.analyze.views import FEWEST_STEPS, RankView, TimeView
-from traceml.analyze.window import H2D, LABELS, SYNC, Window
+from traceml.analyze.window import H2D, LABELS, OPTIMIZER, SYNC, Window
 from traceml.schema import fmt
 from traceml.schema.summary import CRIT, INFO, Finding, Primary
 
@@ -89,7 +89,12 @@ def diagnose_time(window: Window) -> list[Finding]:
         return [too_little]
     view = TimeView(window)
     calm, of_all = view.calm, view.calm_share
-    verdicts = _Verdicts(window.count >= STEPS_FOR_CRITICAL, window.measured)
+    # An update by hand that was not seen is a part of the wait; if that is short, it changes no verdict.
+    short_wait = window.steps_inferred and calm.window.median_share(calm.net_wait) < WARN_SHARE
+    verdicts = _Verdicts(
+        window.count >= STEPS_FOR_CRITICAL,
+        lambda key: window.measured(key) or (key == OPTIMIZER and short_wait),
+    )
     if window.clock != "device" and window.measured(H2D):
         verdicts.missing.append(H2D)  # copies are judged on the device clock, which is incomplete
     verdicts.apply(time.RULES, calm, of_all)

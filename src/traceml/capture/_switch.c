@@ -807,7 +807,7 @@ static PyMemberDef Switch_members[] = {
     {"forwards", T_LONGLONG, offsetof(Switch, forwards), READONLY, NULL},
     {"backwards", T_LONGLONG, offsetof(Switch, backwards), READONLY, NULL},
     {"gradients", T_LONGLONG, offsetof(Switch, gradients), 0, NULL},
-    {"busy_wait_ns", T_LONGLONG, offsetof(Switch, busy_wait_ns), READONLY, NULL},
+    {"busy_wait_ns", T_LONGLONG, offsetof(Switch, busy_wait_ns), 0, NULL},
     {"watching", T_LONGLONG, offsetof(Switch, watching), READONLY, NULL},
     {"step_flags", T_LONGLONG, offsetof(Switch, step_flags), 0, NULL},
     {"blocks", T_LONGLONG, offsetof(Switch, blocks), 0, NULL},

@@ -176,8 +176,8 @@ class Inputs:
         self._sizes.clear()
         self.used = False
 
-    def infer(self, args: Any, kwargs: Any, is_first: bool, in_block: bool) -> None:
-        """No loader in sight: the gap before this forward was input, if the data is new.
+    def infer(self, args: Any, kwargs: Any, is_first: bool, in_block: bool) -> int:
+        """No loader in sight: the gap before this forward was input, if the data is new. Its place, or 0.
 
         Not in the first step, and not in a `trace_step` block, whose begin has settled what was input.
         """
@@ -187,18 +187,29 @@ class Inputs:
         known = self._last() if self._last is not None else None
         self._trained_rows = _rows(array)
         if array is None or array is known:
-            return
+            return 0
         try:
             self._last = weakref.ref(array)
         except TypeError:
-            return  # nothing to recognise it by
+            return 0  # nothing to recognise it by
         place = self._switch.current
         if self.early.is_made_early(array):
             self._switch.input_from = c.WAIT_FORWARD
         elif place in (c.WAIT_START, c.WAIT_BACKWARD) and not in_block and not (is_first and known is None):
-            self._switch.flush(self._switch.clock())
-            self._switch.move(place, c.INPUT)
-            self._switch.step_flags |= c.FLAG_INPUT_INFERRED
+            return place
+        return 0
+
+    def enter_after(self, place: int, slot: int) -> int:
+        """Forward work begins, and the time in this place, if it is not 0, was input. What autograd recorded
+        in the gap is forward work all the same."""
+        switch = self._switch
+        busy_ns = switch.busy_wait_ns
+        outer = switch.enter_compute(slot)
+        if place:
+            switch.move(place, c.INPUT)
+            switch.busy_wait_ns = busy_ns
+            switch.step_flags |= c.FLAG_INPUT_INFERRED
+        return outer
 
     def note_evaluated(self, module: Any) -> None:
         """This module is called in eval mode with gradients: by a script that evaluates without no_grad?"""

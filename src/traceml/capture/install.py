@@ -9,10 +9,13 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final
 
+from traceml.capture.autograd_calls import FunctionWatch
 from traceml.capture.events import note_early
 from traceml.capture.garbage import GarbageWatch
+from traceml.capture.outer_optimizer import OuterOptimizers
 from traceml.capture.patches import (
     DEVICE_PATCHES,
+    FUNCTION_PATCH,
     PATCHES,
     Patch,
     put_in,
@@ -68,6 +71,9 @@ def activate(watch: Any = None, run_dir: str | None = None) -> Session | None:
         watch.when_imported(module, functools.partial(_integrate, name, session, watch))
     wrap_known_optimizers(torch.optim.Optimizer, session)
     session.on_device = functools.partial(_time_copies, session)
+    functions = FunctionWatch(torch, functools.partial(_put_in, FUNCTION_PATCH, session))
+    session.on_no_grad = failsafe("watching autograd functions", None)(functions.look)
+    session.on_step = failsafe("watching optimizers", None)(OuterOptimizers(session).look)
     session.measured |= 1 << c.VALIDATION | 1 << c.NO_GRAD
     _garbage = failsafe("timing garbage collection", None)(GarbageWatch(session).__call__)
     gc.callbacks.append(_garbage)

@@ -7,6 +7,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from traceml.capture.autograd_calls import wrap_apply, wrap_transform
+from traceml.capture.parameter_walks import wrap_members
 from traceml.capture.session import Session
 from traceml.capture.wrap import ORIGINAL
 from traceml.capture.wrappers import (
@@ -63,8 +65,14 @@ PATCHES: tuple[Patch, ...] = (
     Patch("torch.amp.grad_scaler", "GradScaler.unscale_", _OPTIMIZER),
     Patch("torch.amp.grad_scaler", "GradScaler.update", _OPTIMIZER),
     Patch("torch.nn.modules.module", "Module.zero_grad", _OPTIMIZER),
+    Patch("torch.nn.modules.module", "Module._named_members", wrap_members),
+    Patch("torch.optim.swa_utils", "AveragedModel.update_parameters", _OPTIMIZER),
     Patch("torch.nn.utils.clip_grad", "clip_grad_norm_", _OPTIMIZER, also=("torch.nn.utils",)),
     Patch("torch.nn.utils.clip_grad", "clip_grad_value_", _OPTIMIZER, also=("torch.nn.utils",)),
+    Patch("torch._functorch.vmap", "vmap_impl", wrap_transform, also=("torch._functorch.apis",)),
+    Patch("torch._functorch.eager_transforms", "grad_and_value_impl", wrap_transform),
+    Patch("torch._functorch.eager_transforms", "_vjp_with_argnums", wrap_transform),
+    Patch("torch._functorch.eager_transforms", "_jvp_with_argnums", wrap_transform),
     Patch("torch.serialization", "save", wrap_save, c.CHECKPOINT, also=("torch",)),
     Patch("torch.nn.parallel.distributed", "DistributedDataParallel.__init__", wrap_ddp_init, c.SYNC),
     Patch("torch.nn.parallel.distributed", "DistributedDataParallel._sync_buffers", wrap_exchange),
@@ -93,6 +101,8 @@ DEVICE_PATCHES: tuple[Patch, ...] = (
     Patch("torch", "Tensor.copy_", wrap_copy_to_device),
 )
 """Only where a device is in use: torch compares these methods with its own lists."""
+FUNCTION_PATCH = Patch("torch.autograd.function", "Function.apply", wrap_apply)
+"""Only where an autograd function calls modules: many more are operations inside modules."""
 NEW_TORCH: frozenset[str] = frozenset({"ProcessGroup.monitored_barrier"})
 """Attributes that not every build of torch has; nothing else depends on them."""
 

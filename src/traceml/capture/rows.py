@@ -31,3 +31,13 @@ def merged(first: bytes, more: bytes) -> bytes:
         else:
             row.append(a | b if name == "flags" else a + b)
     return ROW.pack(*row)
+
+
+def extended(row: bytes, switch: Switch, writer: RecordingWriter, now: int) -> bytes:
+    """The last step goes on: another optimizer stepped. A longer row with its number supersedes it."""
+    writer.offset, writer.count = switch.row_at, switch.sequence
+    switch.step -= 1
+    longer = merged(row, taken_apart(switch, writer.row_size, now, 0))
+    writer.append_packed(longer)
+    into_writer(switch, writer, writer.count)
+    return longer

@@ -15,12 +15,12 @@ from traceml.capture.leading_optimizer import ENDS_STEP, NOTHING, LeadingOptimiz
 from traceml.capture.other_thread import OtherThread
 from traceml.capture.process_end import close_with_worker, fatal_error
 from traceml.capture.rank import open_rank, timed_resident_bytes
-from traceml.capture.rows import into_writer, merged, taken_apart
-from traceml.capture.slots import PASS, PENDING_EVAL, ROW, SKIPPED, is_wait
+from traceml.capture.rows import extended, into_writer
+from traceml.capture.slots import PASS, PENDING_EVAL, ROW, SKIPPED, TRANSFORM, is_wait
 from traceml.capture.switch import Switch
 from traceml.capture.unended_steps import UnendedSteps
 from traceml.capture.user_phases import UserPhases
-from traceml.capture.wrap import deep_is_asked
+from traceml.capture.wrap import deep_is_asked, nothing
 from traceml.errors import failsafe
 from traceml.recording import layout
 from traceml.recording.writer import RecordingWriter
@@ -44,7 +44,9 @@ class Session:
         self.missing: list[str] = []  # what this version of torch does not have
         self.patched: list[tuple[Any, str, Any]] = []
         self.wrapped_optimizers: list[tuple[Any, Any]] = []
-        self.on_device: Callable[[], None] = lambda: None  # a device is in use: time copies to it
+        self.on_device: Callable[[], None] = nothing  # a device is in use: time copies to it
+        self.on_no_grad: Callable[[], None] = nothing  # a module is called without gradients, by whom?
+        self.on_step: Callable[[Any], None] = nothing  # this optimizer stepped, called by another one?
         self.begin()
 
     @property
@@ -71,6 +73,7 @@ class Session:
         self.inputs = Inputs(self.switch, self.torch, self)
         self.memory_due, self.last_row = 0, b""
         self.has_optimizer = False  # one has stepped
+        self.updated_by_hand = False  # parameters were updated in this step without one
         self.unended = UnendedSteps(self.switch)
         self.user_phases = UserPhases()
         self.gradients = GradientWatch(self.switch)
@@ -155,6 +158,7 @@ class Session:
         if in_closure:
             return switch.enter_compute(c.FORWARD)
         if not self.torch.is_grad_enabled():
+            self.on_no_grad()
             return self.inputs.enter_without_gradients(module, args, self.has_optimizer)
         if not getattr(module, "training", True):
             if self.inputs.feeds_validation:
@@ -165,11 +169,16 @@ class Session:
             return switch.enter_inside(PENDING_EVAL)
         self._model_trains()
         self.inputs.note_trained(module)
-        if not self.inputs.has_loader:
+        return self.enter_with_data(c.FORWARD, args, kwargs)
+
+    def enter_with_data(self, slot: int, args: Any, kwargs: Any) -> int:
+        """Forward work begins: where no loader is known, its data tell whether they were just made."""
+        switch, place = self.switch, 0
+        if not self.inputs.has_loader and switch.current != TRANSFORM:
             self._end_without_optimizer()
             if not switch.fetches and not switch.forwards:
-                self.inputs.infer(args, kwargs, is_first=self.step == 0, in_block=bool(switch.blocks))
-        return switch.enter_compute(c.FORWARD)
+                place = self.inputs.infer(args, kwargs, self.step == 0, bool(switch.blocks))
+        return self.inputs.enter_after(place, slot)
 
     def _model_trains(self) -> None:
         """A forward pass with gradients, or a backward pass: what is open was for the training."""
@@ -222,6 +231,7 @@ class Session:
             self.has_optimizer = True
             self.switch.flags |= self.measured & (1 << c.OPTIMIZER)
             self.events.add("model", self.step + 1, now, parameters=trained_parameters(optimizer))
+        self.on_step(optimizer)
         if self.switch.blocks:
             return
         self._training_begins()
@@ -258,7 +268,9 @@ class Session:
         is_over = switch.backwards and is_wait(switch.current) and not self.switch.blocks
         if self.has_optimizer or self.writer is None or not is_over:
             return
-        switch.flags &= ~(1 << c.OPTIMIZER)  # not measured, not 0
+        optimizer = self.measured & (1 << c.OPTIMIZER)
+        switch.flags = switch.flags | optimizer if self.updated_by_hand else switch.flags & ~optimizer
+        self.updated_by_hand = False
         if self.unended.are_steps:
             self.end_step(switch.clock())
         else:
@@ -288,7 +300,7 @@ class Session:
         if now >= switch.reading_due:
             self._read_memory(now)
         if extend:
-            self._extend_last_row(now)
+            self.last_row = extended(self.last_row, switch, self.writer, now)
         else:
             if switch.row_at == switch.row_end:
                 self.writer.grow()
@@ -317,16 +329,6 @@ class Session:
         switch.attention = bool(memory_is_due or is_inferred or looks_for_batches)
         switch.leader = self.leader.only
         switch.fast_end = not (self.gradients.learning or self.device_clock is not None)
-
-    def _extend_last_row(self, now: int) -> None:
-        """The last step goes on: another optimizer stepped. A longer row with its number supersedes it."""
-        writer, switch = self.writer, self.switch
-        assert writer is not None
-        writer.offset, writer.count = switch.row_at, switch.sequence
-        switch.step -= 1
-        self.last_row = merged(self.last_row, taken_apart(switch, writer.row_size, now, 0))
-        writer.append_packed(self.last_row)
-        into_writer(switch, writer, writer.count)
 
     def become_rank(self, tensor: Any) -> None:
         """The process starts to train: give it a recording. Without a run folder, nothing happens."""

@@ -9,7 +9,9 @@ AFTER_VALIDATION: Final = c.RECORDED_SLOTS
 """Between two validation phases: still validation; anywhere else: wait."""
 AFTER_PENDING: Final = c.RECORDED_SLOTS + 1
 """After a forward pass of PENDING_NO_GRAD."""
-SLOTS: Final = c.RECORDED_SLOTS + 6
+TRANSFORM: Final = c.RECORDED_SLOTS + 2
+"""In a transform of torch.func: forward, but passes inside are told apart, as in a user phase."""
+SLOTS: Final = c.RECORDED_SLOTS + 7
 
 # These are indices from the end, hence negative: like every real phase they are below
 # FIRST_USER, so that "is the thread inside a phase" stays one comparison on the hot path.
@@ -58,7 +60,7 @@ def is_wait(slot: int) -> bool:
 def _place_after(slot: int) -> int:
     if slot in (c.INPUT, c.H2D, SLOTS + PENDING_FETCH):
         return c.WAIT_INPUT
-    if slot in (c.FORWARD, SLOTS + PENDING_EVAL):
+    if slot in (c.FORWARD, TRANSFORM, SLOTS + PENDING_EVAL):
         return c.WAIT_FORWARD
     if slot in (c.BACKWARD, c.SYNC):
         return c.WAIT_BACKWARD
@@ -78,6 +80,7 @@ LEFT_OVER: Final = (
     (PENDING_GAP, c.WAIT_NO_GRAD),
     (AFTER_PENDING, c.WAIT_NO_GRAD),
     (AFTER_VALIDATION, c.WAIT_OTHER),
+    (TRANSFORM, c.FORWARD),
 )
 """What becomes of the slots that a row does not have when a step ends."""
 AFTER: Final = [_place_after(slot) for slot in range(SLOTS)]

@@ -240,11 +240,8 @@ class PythonSwitch:
         return self._start(now, slot, c.FORWARD if 2 * work >= gap else outer)
 
     def gradient_ready(self, _parameter: object) -> None:
-        """A hook on parameters. The gradient of this one is ready: up to here it was work, what follows the
-        last one is waiting.
-
-        Any thread may say so (on accelerators the autograd thread does): the training thread is inside
-        the backward call and the caller holds the interpreter's lock.
+        """A hook on parameters: up to here it was work, what follows the last one is waiting. Any thread may
+        say so, as the autograd thread does: the training thread is inside backward, the caller has the lock.
         """
         self.gradients += 1
         if self.current not in (c.BACKWARD, c.SYNC):

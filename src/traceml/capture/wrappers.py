@@ -47,7 +47,7 @@ def wrap_module_call(original: Function, session: Session) -> Function:
     switch, grad_enabled = session.switch, session.torch.is_grad_enabled
     is_compiling = session.torch.compiler.is_dynamo_compiling
     enter_doubtful = failsafe("forward detection", PASS, session.off)(session.enter_forward)
-    failed = _failed(session)
+    failed = failure_of(session)
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
@@ -90,7 +90,7 @@ def wrap_backward(original: Function, session: Session) -> Function:
     begins = failsafe("start of recording", None, session.off)(session.backward_begins)
     ended = failsafe("end of a step", None, session.off)(session.backward_ended)
     adopts = failsafe("following training to another thread", False)(session.adopt_thread)
-    failed = _failed(session)
+    failed = failure_of(session)
 
     def backward(*args: Any, **kwargs: Any) -> Any:
         before = switch.current
@@ -116,7 +116,8 @@ def wrap_backward(original: Function, session: Session) -> Function:
     return seam(wrap.BACKWARD, c.BACKWARD, switch, original, backward, failed, ended)
 
 
-def _failed(session: Session) -> Callable[[int, BaseException], None]:
+def failure_of(session: Session) -> Callable[[int, BaseException], None]:
+    """What is told that an exception has left a phase."""
     return failsafe("noting an exception", None)(session.phase_failed)
 
 
@@ -158,7 +159,7 @@ def wrap_next(original: Function, session: Session) -> Function:
             fetched(batch, role == PENDING_FETCH)
         return batch
 
-    return seam(wrap.FETCH, c.INPUT, switch, original, __next__, _failed(session), fetched)
+    return seam(wrap.FETCH, c.INPUT, switch, original, __next__, failure_of(session), fetched)
 
 
 def wrap_iter(original: Function, session: Session) -> Function:
@@ -197,7 +198,7 @@ def wrap_optimizer_step(original: Function, session: Session, optimizer_at: int 
     """`step` of an optimizer class, or of a GradScaler (then the optimizer is its argument)."""
     switch = session.switch
     stepped = failsafe("end of a step", None, session.off)(session.optimizer_stepped)
-    failed = _failed(session)
+    failed = failure_of(session)
 
     def step(*args: Any, **kwargs: Any) -> Any:
         before = switch.current
@@ -322,7 +323,7 @@ def wrap_ddp_init(original: Function, session: Session) -> Function:
 
 def wrap_exchange(original: Function, session: Session) -> Function:
     """Waiting for other ranks is `sync` wherever it happens, except in validation and checkpoints."""
-    switch, failed = session.switch, _failed(session)
+    switch, failed = session.switch, failure_of(session)
 
     def exchange(*args: Any, **kwargs: Any) -> Any:
         if switch.current in (c.SYNC, c.VALIDATION, c.CHECKPOINT) or get_ident() != switch.thread:

@@ -1,5 +1,6 @@
 """Diagnoses that compare ranks: which one holds the others up, in which phase, and what it costs."""
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -198,7 +199,8 @@ def _generic_straggler(view: RankView) -> Measured | None:
     both = view.window.of(w.INPUT) + view.compute.values
     if view.uneven_in_both:
         advice = "inspect its input path, its own work and its machine"
-        found = _straggler(view, RankSeries(both), w.INPUT, "input and compute together")
+        found = _straggler(view, RankSeries(both), w.INPUT, _both_in_words(view))
+        found = found and replace(found, phase=None)  # no single one
     else:
         rest = RankSeries(own.values - both - view.window.of(w.H2D))
         phase = view.most_uneven((*w.OUTSIDE, *view.window.user_keys, w.WAIT), rest)
@@ -207,6 +209,16 @@ def _generic_straggler(view: RankView) -> Measured | None:
     if found is not None:
         found.words["advice"] = advice
     return found
+
+
+def _both_in_words(view: RankView) -> str:
+    phase = view.most_uneven(view.compute_phases, view.compute)
+    parts = (
+        (w.LABELS[w.INPUT], view.window.series(w.INPUT)),
+        (f"compute (mostly {w.LABELS[phase]})", view.compute),
+    )
+    more = (f"{fmt.ms(view.excess(series, view.culprit).ns / 1e6)} of {name}" for name, series in parts)
+    return f"input and compute together ({' and '.join(more)} more than the others)"
 
 
 def _for_different_reasons(view: RankView) -> Measured | None:

@@ -365,7 +365,44 @@ def test_place_of_unattributed_work_is_reported_for_each_rank() -> None:
     own[0]["wait"] = 36.0
     primary = coupled(own).primary_diagnosis
     assert (primary.status, primary.ranks) == ("STRAGGLER", [0, 1])
-    assert "r0 36.0 ms on wait (after the forward pass), r1 35.0 ms on optimizer" in primary.summary
+    assert (
+        "r0 36.0 ms on unattributed work (after the forward pass), r1 35.0 ms on optimizer" in primary.summary
+    )
+    assert primary.action.startswith("Mend all of them; one alone gains little")
+
+
+def test_later_of_two_late_ranks_is_to_be_mended_first() -> None:
+    """r0 loses 60 ms in input, r1 30 ms in forward: half of the gain is r0's alone, and that is said."""
+    primary = coupled(usual(2, input=only(0, 60.0), forward=only(1, 30.0))).primary_diagnosis
+    assert (primary.status, primary.ranks) == ("STRAGGLER", [0, 1])
+    assert primary.evidence["cost_ms"] == pytest.approx(60, abs=1)
+    assert primary.action.startswith("Mend r0 first: that alone may gain 30.0 ms.")
+
+
+@pytest.mark.parametrize("phase", ["input", "backward"])
+def test_rank_that_is_slow_from_some_step_on_is_told_with_these_steps(phase: str) -> None:
+    """r1 becomes slow in the middle of the run: since when is part of the sentence."""
+    later = made.series(0.0, COUNT)
+    later[50:] = 40.0
+    own = usual(3, **{phase: lambda rank: later if rank == 1 else 0.0})
+    (straggler,) = [f for f in coupled(own).step_time.issues if f.kind.endswith("STRAGGLER")]
+    assert straggler.ranks == [1]
+    assert "in 50.5 % of the steps, mostly steps 51 to 100" in straggler.summary
+
+
+def test_ranks_that_average_every_few_steps_wait_for_each_other() -> None:
+    """Local SGD: r0 waits for r1 in every eighth step, but not after the last: its mean step is shorter."""
+    slow, pause = made.series(50.0, COUNT), made.series(0.0, COUNT)
+    pause[8::8] = 8 * 30.0
+    rows = [
+        made.steps(COUNT, measured=MEASURED, forward=20.0, sync=pause),
+        made.steps(COUNT, measured=MEASURED, forward=slow, sync=0.0),
+    ]
+    ranks = [made.rank(r, number, world_size=2) for number, r in enumerate(rows)]
+    primary = summarize(RunRecording(ranks=ranks), FACTS).primary_diagnosis
+    assert (primary.status, primary.ranks) == ("COMPUTE STRAGGLER", [1])
+    assert primary.evidence["excess_ms"] == pytest.approx(30, abs=1)
+    assert primary.summary.endswith("the others wait for it.")
 
 
 def test_rank_with_work_that_the_others_do_not_have_is_never_balanced() -> None:

@@ -184,6 +184,18 @@ def test_first_steps_do_not_tell_backward_from_sync() -> None:
     )
 
 
+def test_exception_before_the_next_batch_may_be_the_loader_s() -> None:
+    """It leaves no phase, so no more is claimed than is known; the worker's traceback is not repeated."""
+    message = "ValueError: Caught ValueError in DataLoader worker process 1.\nOriginal Traceback (most recent"
+    place = "wait (right after the optimizer step)"
+    ranks = {0: rank(0), 1: rank(1, events=[raised(message, None, 10)])}
+    said = describe(ranks, [gone(1, 20, closed=True, phase=place), gone(0, 70, **ENDED_BY_LAUNCHER)])
+    assert said == (
+        "r1 ended first, after step 15, in wait or input; "
+        "r1: ValueError: Caught ValueError in DataLoader worker process 1."
+    )
+
+
 def test_hanging_rank_is_named_if_the_others_gave_up_waiting() -> None:
     """A collective timed out on r0; then the launcher ended r1, which never came, and r2, which waited."""
     ranks = {0: rank(0, events=[raised(GLOO, "sync", 10)]), 1: rank(1), 2: rank(2)}

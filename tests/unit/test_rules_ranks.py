@@ -466,3 +466,32 @@ def test_slow_rank_that_changes_once_is_told_with_its_steps(ranks: int) -> None:
     assert "r0 in steps 2 to 50, r1 in steps 51 to 100." in primary.summary
     assert primary.action.startswith("Find out what moved from one rank to the next")
     assert primary.evidence["excess_ms"] == pytest.approx(30, abs=1.5)
+
+
+def test_ranks_that_work_one_after_the_other_are_not_only_said_to_communicate() -> None:
+    """Two pipeline stages of 30 ms: each waits while the other computes, as in a long exchange."""
+    rows = [made.steps(COUNT, measured=MEASURED, forward=30.0, sync=31.0) for _ in range(2)]
+    ranks = [made.rank(r, number, world_size=2) for number, r in enumerate(rows)]
+    primary = summarize(RunRecording(ranks=ranks), FACTS).primary_diagnosis
+    assert primary.status == "COMM-BOUND"
+    assert "or the ranks work one after the other" in primary.summary
+    assert primary.action.startswith("If they are stages of a pipeline, try more micro-batches")
+    alike = coupled(usual(2), comm_ms=20.0).primary_diagnosis
+    assert (alike.status, "one after the other" in alike.summary) == ("COMM-BOUND", False)
+
+
+@pytest.mark.parametrize(
+    ("forward_ms", "why"), [(6_000.0, "spent 6.0 s in forward"), (20.0, "began to train later than they did")]
+)
+def test_rank_that_the_others_wait_for_in_the_first_step_is_noted(forward_ms: float, why: str) -> None:
+    """Warm-up is no part of the window; a rank that was 6 s late in it must not vanish."""
+    first = [{"forward": 20.0, "sync": 6_000.0}, {"forward": forward_ms, "sync": 20.0}]
+    ranks = []
+    for number, phases in enumerate(first):
+        series: dict[str, Any] = {"forward": made.series(20.0, COUNT), "sync": made.series(1.0, COUNT)}
+        for key, ms in phases.items():
+            series[key][0] = ms
+        ranks.append(made.rank(made.steps(COUNT, measured=MEASURED, **series), number, world_size=2))
+    notes = summarize(RunRecording(ranks=ranks), FACTS).run.notes
+    assert f"During warm-up other ranks waited 6.0 s for r1, which {why}." in notes
+    assert not [n for n in coupled(usual(2)).run.notes if "During warm-up" in n]

@@ -12,6 +12,7 @@ TOGETHER_NS: Final = 500_000_000
 SAME_MOMENT_NS: Final = 20_000_000
 """A process takes about this long to end: which of several ranks that end within it was first is unknown."""
 WAITING_FOR_OTHERS: Final = c.PHASES[c.SYNC].key
+BEFORE_THE_BATCH: Final = f"wait ({c.WAIT_PLACES[0].where})"
 EXCHANGES: Final = (c.PHASES[c.BACKWARD].key, c.PHASES[c.SYNC].key)
 OF_PEERS: Final = (
     *(
@@ -78,6 +79,8 @@ def ended_first(ranks: Ranks, noticed: Events, absent: Sequence[int] = ()) -> En
     phase = raised_in or first.failed_in or first.phase
     if phase == WAITING_FOR_OTHERS and (first.step or 0) < LEARNING:
         phase = " or ".join(EXCHANGES)
+    if raised_in is None and first.rank in own and phase == BEFORE_THE_BATCH:
+        phase = "wait or input"  # an exception in the loader leaves no phase
     at_once = not errors and _at_one_moment(killed or together)
     return EndedFirst(first.rank, first.step, phase, at_once, first.signal)
 
@@ -184,12 +187,14 @@ def _raised(end: RecordedEvent, ranks: Ranks) -> bool:
 
 def first_error(ranks: Ranks) -> tuple[int, str] | None:
     """The first exception; one from an exchange comes last, since it may only echo another rank's end. Of
-    such a one, what happened is enough: torch adds its source line and general advice."""
+    such a one, what happened is enough: torch adds its source line and general advice, and the traceback of
+    a loader worker."""
     errors = [(is_echo(event), event.time_ns, rank, str(event.message)) for rank, event in _errors(ranks)]
     if not errors:
         return None
     of_peer, _, rank, message = min(errors)
-    return rank, SOURCE_LINE.sub("", message).partition(". ")[0] if of_peer else message
+    message = SOURCE_LINE.sub("", message).partition(". ")[0] if of_peer else message
+    return rank, message.partition("\nOriginal Traceback")[0].strip()
 
 
 def is_echo(event: RecordedEvent) -> bool:

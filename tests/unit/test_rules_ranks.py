@@ -481,14 +481,22 @@ def test_ranks_that_work_one_after_the_other_are_not_only_said_to_communicate() 
 
 
 @pytest.mark.parametrize(
-    ("forward_ms", "why"), [(6_000.0, "spent 6.0 s in forward"), (20.0, "began to train later than they did")]
+    ("forward_ms", "wait_ms", "why"),
+    [
+        (6_000.0, 0.0, "spent 6.0 s in forward"),
+        (20.0, 6_000.0, "spent 6.0 s in unattributed work"),
+        (20.0, 0.0, "began to train later than they did"),
+    ],
 )
-def test_rank_that_the_others_wait_for_in_the_first_step_is_noted(forward_ms: float, why: str) -> None:
+def test_rank_that_the_others_wait_for_in_the_first_step_is_noted(
+    forward_ms: float, wait_ms: float, why: str
+) -> None:
     """Warm-up is no part of the window; a rank that was 6 s late in it must not vanish."""
-    first = [{"forward": 20.0, "sync": 6_000.0}, {"forward": forward_ms, "sync": 20.0}]
+    first = [{"forward": 20.0, "sync": 6_000.0}, {"forward": forward_ms, "sync": 20.0, "wait": wait_ms}]
     ranks = []
     for number, phases in enumerate(first):
-        series: dict[str, Any] = {"forward": made.series(20.0, COUNT), "sync": made.series(1.0, COUNT)}
+        usual_ms = {"forward": 20.0, "sync": 1.0, "wait": 0.0}
+        series: dict[str, Any] = {key: made.series(ms, COUNT) for key, ms in usual_ms.items()}
         for key, ms in phases.items():
             series[key][0] = ms
         ranks.append(made.rank(made.steps(COUNT, measured=MEASURED, **series), number, world_size=2))

@@ -121,21 +121,19 @@ def ended_well(ranks: Ranks, noticed: Events) -> bool:
 
 def describe(ranks: Ranks, noticed: Events, absent: Sequence[int] = ()) -> str | None:
     """The end in words: which rank ended first and how, and the first exception."""
-    error = first_error(ranks)
+    error, ends = first_error(ranks), _ends(ranks, noticed)
     first = ended_first(ranks, noticed, absent)
-    if first is None and absent and (error is not None or _ends(ranks, noticed)):
+    if first is None and absent and (error is not None or ends):
         text = f"{_some(absent)} left no recording and may have ended first, before any backward pass"
     elif error is not None and (first is None or len(ranks) == 1):
-        return (
-            error[1] if len(ranks) == 1 else f"no rank is known to have ended first; r{error[0]}: {error[1]}"
-        )
+        unknown = f"no rank is known to have ended first; r{error[0]}: "
+        return error[1] if len(ranks) == 1 else unknown + error[1]
     elif first is None:
         return None
     else:
-        text = _how_first(first, ranks, _ends(ranks, noticed))
+        text = _how_first(first, ranks, ends)
     if error is not None:
         text += f"; r{error[0]}: {error[1]}"
-    ends = _ends(ranks, noticed)
     kills = max((e.oom_kills or 0 for e in ends), default=0)
     if kills and any(_is_abrupt(e, ranks) for e in ends if first is None or e.rank == first.rank):
         text += f"; the kernel's OOM killer ended {kills} process(es) on this machine during this run"

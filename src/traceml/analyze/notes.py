@@ -31,12 +31,11 @@ def notes_of(
     ranks = attempts.chosen
     notes = [*recording.problems, *facts.notes]
     notes += _about_the_window(window)
-    notes += _late_in_warmup(ranks, len(window.warmup))
     notes += _from_capture(ranks, recording.early_events)
     notes += _not_measured(ranks)
     notes += _without_c_switch(ranks, window)
     if facts.status != "running":
-        notes += _uneven(ranks)
+        notes += _uneven(ranks) + _late_in_warmup(ranks, len(window.warmup))
     notes += _absent(ranks, window) if facts.mode != WATCH_ONLY else []
     notes += _stalled(ranks, recording.monitor_events)
     notes += _doubles(attempts)
@@ -126,9 +125,11 @@ def _late_in_warmup(ranks: Ranks, count: int) -> list[str]:
     whole_ns = max((r.end_ns or 0) - (r.begin_ns or 0) for r in ranks.values())
     if waited_ns < NOTABLE_WAIT * whole_ns:
         return []
-    own = {key: int(rows[last][key].sum()) for key in PHASE_KEYS if key != SYNC}
-    most = max(own, key=lambda key: own[key])
-    spent = f"spent {fmt.seconds(own[most] / 1e9)} in {LABELS[most]}"
+    own = {LABELS[key]: int(rows[last][key].sum()) for key in PHASE_KEYS}
+    took_ns = int((rows[last]["end_ns"] - rows[last]["begin_ns"]).sum())
+    own["unattributed work"] = took_ns - sum(own.values())
+    most = max(own, key=lambda name: own[name])
+    spent = f"spent {fmt.seconds(own[most] / 1e9)} in {most}"
     why = spent if own[most] >= waited_ns / 2 else "began to train later than they did"
     return [f"During warm-up other ranks waited {fmt.seconds(waited_ns / 1e9)} for r{last}, which {why}."]
 

@@ -391,9 +391,9 @@ def test_rank_that_is_slow_from_some_step_on_is_told_with_these_steps(phase: str
 
 
 def test_ranks_that_average_every_few_steps_wait_for_each_other() -> None:
-    """Local SGD: r0 waits for r1 in every eighth step, but not after the last: its mean step is shorter."""
+    """Local SGD: r0 waits for r1 every 25 steps, but not after the last, so its mean step is shorter."""
     slow, pause = made.series(50.0, COUNT), made.series(0.0, COUNT)
-    pause[8::8] = 8 * 30.0
+    pause[25::25] = 25 * 30.0
     rows = [
         made.steps(COUNT, measured=MEASURED, forward=20.0, sync=pause),
         made.steps(COUNT, measured=MEASURED, forward=slow, sync=0.0),

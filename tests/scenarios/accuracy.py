@@ -25,6 +25,7 @@ HEADER = """\
 own clock says, and rewrites this page. Sleeps take longer than asked on a busy machine, so the injected time
 is the time that passed. The tests hold each row to the tolerance that is given in
 `tests/scenarios/scenario.py` (15 % where nothing else is said) and `tests/scenarios/test_ranks.py` (20 %).
+The last rows are ranks that end badly; they show how the reason in the summary begins.
 
 """
 COLUMNS = "| training | verdict | what | injected | measured | error |\n|---|---|---|---|---|---|"

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tests.scenarios import scenario as single
-from tests.scenarios import test_ranks
+from tests.scenarios import test_rank_ends, test_ranks
 from tests.scenarios.preloaded import PreloadedTraceml
 from tests.scenarios.test_scenarios import problems
 
@@ -25,6 +25,7 @@ HEADER = """\
 own clock says, and rewrites this page. Sleeps take longer than asked on a busy machine, so the injected time
 is the time that passed. The tests hold each row to the tolerance that is given in
 `tests/scenarios/scenario.py` (15 % where nothing else is said) and `tests/scenarios/test_ranks.py` (20 %).
+The last rows are ranks that end badly; they show how the reason in the summary begins.
 
 """
 COLUMNS = "| training | verdict | what | injected | measured | error |\n|---|---|---|---|---|---|"
@@ -76,17 +77,25 @@ def rank_rows(preloaded: PreloadedTraceml) -> Iterator[Row]:
             words = (*scenario.words, "--rank", str(culprit))
             summary, _ = test_ranks.run(Path(folder), scenario.ranks, *words, command=command)
             primary = summary["primary_diagnosis"]
-            right = primary["status"] == scenario.status
-            wrong: tuple[str, ...] = () if right else (f"expected {scenario.status}",)
+            wrong = tuple(scenario.problems(primary))
             name = f"{scenario.ranks} ranks: {scenario.name}"
             if scenario.injected_ms is None:
                 yield Row(name, primary["status"], wrong=wrong)
                 continue
-            if primary["ranks"] != [culprit]:
-                wrong += (f"named {primary['ranks']}, not r{culprit}",)
-            slept = single.really(Path(folder), scenario.injected_ms, summary, "fault")
-            excess = primary["evidence"].get("excess_ms")
-            yield Row(name, primary["status"], f"excess of r{culprit}", slept, excess, wrong)
+            slept = single.really(Path(folder), scenario.injected_ms, summary, scenario.naps)
+            excess = primary["evidence"].get(scenario.measure)
+            whose = " and ".join(f"r{rank}" for rank in scenario.named) or "one rank after the other"
+            yield Row(name, primary["status"], f"excess of {whose}", slept, excess, wrong)
+
+
+def end_rows(preloaded: PreloadedTraceml) -> Iterator[Row]:
+    """Ranks that end badly: which one ended first, after which step, where, and how."""
+    for end in test_rank_ends.ENDS:
+        with tempfile.TemporaryDirectory() as folder:
+            summary, _ = test_ranks.run(Path(folder), end.ranks, *end.words, command=preloaded)
+            said = summary["run"]["reason"] or ""
+            wrong = () if said.startswith(end.says) else (f"expected: {end.says}",)
+            yield Row(f"{end.ranks} ranks: {end.name}", said.partition(";")[0], wrong=wrong)
 
 
 def conditions() -> str:
@@ -105,7 +114,7 @@ def main() -> int:
     page = parser.parse_args().write
     preloaded, rows = PreloadedTraceml(), []
     print(COLUMNS)
-    for kind in (single_rows, rank_rows):
+    for kind in (single_rows, rank_rows, end_rows):
         for row in kind(preloaded):
             rows.append(row)
             print(row.markdown(), flush=True)

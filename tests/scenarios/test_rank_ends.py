@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,49 @@ CGROUPS = (
     ("/sys/fs/cgroup", "memory.max"),
 )
 OOM_BYTES = 300 * 2**20
+
+
+@dataclass(frozen=True)
+class End:
+    """A rank that ends, and how the reason of the run begins."""
+
+    name: str
+    words: tuple[str, ...]
+    says: str
+    ranks: int = 2
+
+
+KILLED = "r1 ended first: it was killed by SIGKILL after step 25, in "
+ENDS = (
+    *(
+        End(f"killed in {place}", ("--kill-at", "25", "--kill-in", place), f"{KILLED}{place}")
+        for place in ("input", "forward", "backward", "optimizer")
+    ),
+    End(
+        *("killed in its first step", ("--kill-in", "backward", "--kill-at", "0")),
+        "r1 ended first: it was killed by SIGKILL in its first step, in backward",
+    ),
+    End(
+        *("raises between steps", ("--raise-at", "25"), "r1 ended first, after step 25, in wait or input"),
+        ranks=4,
+    ),
+    End("exits with code 4 when all is done", ("--exit-code", "4"), "r1 ended first: it exited with code 4"),
+    End(
+        *("hangs until the others give up", ("--hang-at", "25", "--timeout-s", "3")),
+        "other ranks gave up waiting for r1 (after step 25",
+        ranks=4,
+    ),
+)
+
+
+@pytest.mark.parametrize("end", ENDS[4:], ids=lambda end: end.name)
+def test_rank_that_ends_is_told_with_how_it_ended(
+    tmp_path: Path, preloaded: PreloadedTraceml, end: End
+) -> None:
+    """Whether it was killed, raised, exited or hung: its rank, and never one that only suffered from it."""
+    summary, done = run(tmp_path, end.ranks, *end.words, command=preloaded)
+    assert done.returncode == 1
+    assert summary["run"]["reason"].startswith(end.says), summary["run"]["reason"]
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_summary_says_why_the_earlier_attempt_ended_and_what_it_cost() -> None:
     assert attempt.steps == 15
     assert attempt.ended_first == EndedFirst(1, 15, "wait")
     (note,) = [n for n in run.notes if "ran 2 times" in n]
-    assert "completed 15 steps: r1 ended first (after step 15, in wait); r1: ValueError: bad batch." in note
+    assert "completed 15 steps: r1 ended first, after step 15, in wait; r1: ValueError: bad batch." in note
     assert run.accounting["earlier_attempts_s"] == 8.0
     assert sum(v for v in run.accounting.values() if v is not None) == run.duration_s
 

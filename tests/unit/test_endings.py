@@ -36,7 +36,7 @@ def test_phase_is_the_one_that_raised() -> None:
     ranks = {0: rank(0), 1: rank(1, events=[raised("ValueError: bad", "optimizer")])}
     noticed = [gone(0, 10, phase="sync"), gone(1, 20, closed=True, phase="wait")]
     assert ended_first(ranks, noticed) == EndedFirst(1, 15, "optimizer", False)
-    assert describe(ranks, noticed) == "r1 ended first (after step 15, in optimizer); r1: ValueError: bad"
+    assert describe(ranks, noticed) == "r1 ended first, after step 15, in optimizer; r1: ValueError: bad"
 
 
 def test_no_first_rank_is_claimed_when_ranks_vanish_together() -> None:
@@ -46,7 +46,7 @@ def test_no_first_rank_is_claimed_when_ranks_vanish_together() -> None:
     said = describe(ranks, together)
     assert said == "several ranks were killed or crashed at the same time (r0 after step 15, in forward)"
     one_by_one = [gone(1, 10), gone(0, 310)]
-    assert describe(ranks, one_by_one) == "r1 was killed or crashed first (after step 15, in forward)"
+    assert describe(ranks, one_by_one) == "r1 was killed or crashed first, after step 15, in forward"
 
 
 def test_killed_rank_is_named_if_the_other_raised_because_of_it() -> None:
@@ -54,26 +54,26 @@ def test_killed_rank_is_named_if_the_other_raised_because_of_it() -> None:
     ranks = {0: rank(0, events=[raised("RuntimeError: connection reset", "backward")]), 1: rank(1)}
     said = describe(ranks, [gone(0, 10, closed=True, phase="wait"), gone(1, 11)])
     assert said is not None
-    assert said.startswith("r1 was killed or crashed first (after step 15, in forward); r0: RuntimeError")
+    assert said.startswith("r1 was killed or crashed first, after step 15, in forward; r0: RuntimeError")
 
 
 def test_rank_on_which_an_exchange_failed_did_not_end_first() -> None:
     """The launcher ended it before it could report an error: the rank that broke the exchange is named."""
     ranks = {0: rank(0), 1: rank(1)}
     noticed = [gone(0, 10, phase="wait", failed_in="backward"), gone(1, 10)]
-    assert describe(ranks, noticed) == "r1 was killed or crashed first (after step 15, in forward)"
+    assert describe(ranks, noticed) == "r1 was killed or crashed first, after step 15, in forward"
     # On all of them: the first is the best guess, and the phase in which it failed is reported.
     noticed = [gone(0, 10, phase="wait", failed_in="backward"), gone(1, 90, failed_in="sync")]
-    assert describe(ranks, noticed) == "r0 was killed or crashed first (after step 15, in backward)"
+    assert describe(ranks, noticed) == "r0 was killed or crashed first, after step 15, in backward"
 
 
 def test_order_from_the_kernel_counts_more_than_the_phase() -> None:
     """r1 was killed while it waited; the launcher ended r0 90 ms later, in the middle of its work."""
     ranks = {0: rank(0), 1: rank(1)}
     noticed = [gone(1, 10, phase="sync", exact=True), gone(0, 100, exact=True)]
-    assert describe(ranks, noticed) == "r1 was killed or crashed first (after step 15, in sync)"
+    assert describe(ranks, noticed) == "r1 was killed or crashed first, after step 15, in sync"
     left = [gone(1, 10, closed=True, phase="wait", exact=True), gone(0, 100, exact=True)]
-    assert describe(ranks, left) == "r1 ended first (after step 15, in wait)", "sys.exit, no exception"
+    assert describe(ranks, left) == "r1 ended first, after step 15, in wait", "sys.exit, no exception"
 
 
 def test_own_error_during_an_exchange_is_not_an_echo() -> None:
@@ -81,12 +81,16 @@ def test_own_error_during_an_exchange_is_not_an_echo() -> None:
     ranks = {0: rank(0), 1: rank(1, events=[raised("OutOfMemoryError: out of memory", "backward")])}
     noticed = [gone(1, 10, closed=True, phase="wait", failed_in="backward"), gone(0, 160)]
     said = describe(ranks, noticed)
-    assert said == "r1 ended first (after step 15, in backward); r1: OutOfMemoryError: out of memory"
+    assert said == "r1 ended first, after step 15, in backward; r1: OutOfMemoryError: out of memory"
 
 
 KILLED: dict[str, Any] = {"exact": True, "signal": "SIGKILL"}
 ENDED_BY_LAUNCHER: dict[str, Any] = {"exact": True, "signal": "SIGTERM"}
-GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error: Connection closed by peer"
+GLOO = (
+    "RuntimeError: [/__w/gloo/transport/tcp/pair.cc:537] Connection closed by peer [127.0.0.1]:25322. "
+    "This is typically caused by a remote worker crashing."
+)
+GLOO_IN_BRIEF = "RuntimeError: Connection closed by peer [127.0.0.1]:25322"
 
 
 @pytest.mark.parametrize("during", ["backward", "sync", "forward", "input", None])
@@ -106,8 +110,9 @@ def test_error_about_a_peer_never_makes_its_rank_the_first(message: str, during:
     ranks = {0: rank(0, events=[raised(message, during, 12)]), 1: rank(1)}
     noticed = [gone(0, 9, closed=True), gone(1, 11, phase="wait", **KILLED)]
     assert ended_first(ranks, noticed) == EndedFirst(1, 15, "wait", False, "SIGKILL")
+    brief = GLOO_IN_BRIEF if message == GLOO else message
     said = describe(ranks, noticed)
-    assert said == f"r1 ended first: it was killed by SIGKILL after step 15, in wait; r0: {message}"
+    assert said == f"r1 ended first: it was killed by SIGKILL after step 15, in wait; r0: {brief}"
 
 
 def test_signal_tells_the_killed_rank_from_those_that_the_launcher_ended() -> None:
@@ -131,8 +136,64 @@ def test_end_is_reported_as_the_kernel_tells_it(how: dict[str, Any], words: str)
     """A signal, a crash and an exit code are told apart."""
     ranks = {0: rank(0, events=[raised(GLOO, "backward", 12)]), 1: rank(1)}
     said = describe(ranks, [gone(0, 20, closed=True), gone(1, 10, exact=True, **how)])
-    assert said == f"r1 ended first: {words}; r0: {GLOO}"
+    assert said == f"r1 ended first: {words}; r0: {GLOO_IN_BRIEF}"
     assert describe({1: rank(1)}, [gone(1, 10, exact=True, **how)]) == f"r1 {words[3:]}"
+
+
+def test_rank_that_ended_well_is_not_named_if_another_one_failed() -> None:
+    """r0 was done and exited; a second later r1 exited with an error code."""
+    ranks = {0: rank(0), 1: rank(1)}
+    well = gone(0, 10, closed=True, exact=True, exit_code=0)
+    failed = gone(1, 1_000, closed=True, phase="wait", exact=True, exit_code=4)
+    assert describe(ranks, [well, failed]) == ("r1 ended first: it exited with code 4 after step 15, in wait")
+    assert describe(ranks, [well, gone(1, 1_000, **KILLED)]) == (
+        "r1 ended first: it was killed by SIGKILL after step 15, in forward"
+    )
+
+
+def test_rank_that_left_without_an_error_is_named_if_its_peers_lost_it() -> None:
+    """r1 called sys.exit() in the middle; r0 lost its peer, and the launcher ended r2."""
+    ranks = {0: rank(0, events=[raised(GLOO, "backward", 12)]), 1: rank(1), 2: rank(2)}
+    left = gone(1, 10, closed=True, exact=True, exit_code=0)
+    noticed = [left, gone(0, 40, closed=True, exit_code=1), gone(2, 80, **ENDED_BY_LAUNCHER)]
+    assert describe(ranks, noticed) == (
+        f"r1 ended first: it exited with code 0 after step 15, in forward; r0: {GLOO_IN_BRIEF}"
+    )
+
+
+def test_victim_is_not_named_if_the_first_rank_left_no_recording() -> None:
+    """r1 was killed before its first backward pass, so only r0 is known, which the launcher ended."""
+    ranks = {0: rank(0, 0)}
+    noticed = [gone(0, 10, phase="sync", step=0, **ENDED_BY_LAUNCHER)]
+    assert ended_first(ranks, noticed, absent=[1]) is None
+    said = "r1 left no recording and may have ended first, before any backward pass"
+    assert describe(ranks, noticed, absent=[1]) == said
+    lost_its_peer = {0: rank(0, 0, events=[raised(GLOO, "backward", 12)])}
+    ended = [gone(0, 10, closed=True, exit_code=1)]
+    assert describe(lost_its_peer, ended, absent=[1]) == f"{said}; r0: {GLOO_IN_BRIEF}"
+    killed = [gone(0, 10, step=0, **KILLED)]
+    assert describe(ranks, killed, absent=[1]) == "r0 was killed by SIGKILL in its first step, in forward"
+
+
+def test_first_steps_do_not_tell_backward_from_sync() -> None:
+    """Until the last gradient is learned, a rank in its backward pass looks as if it waited for others."""
+    ranks = {0: rank(0), 1: rank(1)}
+    noticed = [gone(1, 10, phase="sync", step=0, exact=True, exit_code=7), gone(0, 70, **ENDED_BY_LAUNCHER)]
+    assert describe(ranks, noticed) == (
+        "r1 ended first: it exited with code 7 in its first step, in backward or sync"
+    )
+
+
+def test_exception_before_the_next_batch_may_be_the_loader_s() -> None:
+    """It leaves no phase, so no more is claimed than is known; the worker's traceback is not repeated."""
+    message = "ValueError: Caught ValueError in DataLoader worker process 1.\nOriginal Traceback (most recent"
+    place = "wait (right after the optimizer step)"
+    ranks = {0: rank(0), 1: rank(1, events=[raised(message, None, 10)])}
+    said = describe(ranks, [gone(1, 20, closed=True, phase=place), gone(0, 70, **ENDED_BY_LAUNCHER)])
+    assert said == (
+        "r1 ended first, after step 15, in wait or input; "
+        "r1: ValueError: Caught ValueError in DataLoader worker process 1."
+    )
 
 
 def test_hanging_rank_is_named_if_the_others_gave_up_waiting() -> None:
@@ -144,7 +205,7 @@ def test_hanging_rank_is_named_if_the_others_gave_up_waiting() -> None:
         gone(1, 99, **ENDED_BY_LAUNCHER),
     ]
     said = describe(ranks, noticed)
-    assert said == f"other ranks gave up waiting for r1 (after step 15, in forward); r0: {GLOO}"
+    assert said == f"other ranks gave up waiting for r1 (after step 15, in forward); r0: {GLOO_IN_BRIEF}"
     later = [noticed[0], gone(1, 30_000, **KILLED)]
     assert describe({0: ranks[0], 1: ranks[1]}, later) == said, "it ignored SIGTERM"
     elsewhere = {0: ranks[0], 1: rank(1, node=1)}
@@ -159,7 +220,7 @@ def test_no_rank_is_named_if_all_lost_their_peers() -> None:
     ranks = {n: rank(n, events=[raised(GLOO, "backward", 10 + n)]) for n in (0, 1)}
     noticed = [gone(0, 20, closed=True), gone(1, 30, closed=True)]
     assert ended_first(ranks, noticed) is None
-    assert describe(ranks, noticed) == f"no rank is known to have ended first; r0: {GLOO}"
+    assert describe(ranks, noticed) == f"no rank is known to have ended first; r0: {GLOO_IN_BRIEF}"
 
 
 def test_lost_file_server_is_the_rank_s_own_error() -> None:
@@ -167,7 +228,7 @@ def test_lost_file_server_is_the_rank_s_own_error() -> None:
     message = "ConnectionResetError: [Errno 104] Connection reset by peer"
     ranks = {0: rank(0), 1: rank(1, events=[raised(message, "input", 10)])}
     said = describe(ranks, [gone(1, 20, closed=True), gone(0, 70, **ENDED_BY_LAUNCHER)])
-    assert said == f"r1 ended first (after step 15, in input); r1: {message}"
+    assert said == f"r1 ended first, after step 15, in input; r1: {message}"
 
 
 def test_error_that_a_kill_caused_does_not_hide_the_kill() -> None:
@@ -184,7 +245,7 @@ def test_ends_on_several_machines_are_ordered_by_wall_clock() -> None:
     noticed = [gone(0, 10, closed=True, wall_ns=9_900 * MS), gone(1, 70_000, wall_ns=9_000 * MS)]
     said = describe(ranks, noticed)
     assert said is not None
-    assert said.startswith("r1 was killed or crashed first (after step 15, in forward); r0: RuntimeError")
+    assert said.startswith("r1 was killed or crashed first, after step 15, in forward; r0: RuntimeError")
 
 
 def test_oom_kill_is_reported_for_a_rank_that_vanished() -> None:
@@ -192,7 +253,7 @@ def test_oom_kill_is_reported_for_a_rank_that_vanished() -> None:
     alone = {0: rank(0)}
     said = describe(alone, [gone(0, 10, oom_kills=1)])
     assert said is not None
-    assert said.startswith("r0 was killed or crashed (after step 15, in forward); the kernel's OOM killer")
+    assert said.startswith("r0 was killed or crashed, after step 15, in forward; the kernel's OOM killer")
     alone = {0: rank(0, events=[raised("ValueError: bad", None)])}
     assert describe(alone, [gone(0, 10, closed=True, oom_kills=1)]) == "ValueError: bad"
 
@@ -222,7 +283,7 @@ def test_rank_lost_long_before_the_signal_is_in_the_reason() -> None:
         ranks=[rank(0), rank(1)], monitor_events=[gone(1, 10_000), gone(0, 59_500, phase="sync")]
     )
     said = summarize(lost, facts).run.reason
-    assert said == "stopped by SIGTERM; before that, r1 was killed or crashed (after step 15, in forward)"
+    assert said == "stopped by SIGTERM; before that, r1 was killed or crashed, after step 15, in forward"
     by_signal = RunRecording(ranks=[rank(0), rank(1)], monitor_events=[gone(1, 59_400), gone(0, 59_500)])
     assert summarize(by_signal, facts).run.reason == "stopped by SIGTERM"
 

@@ -117,6 +117,18 @@ def test_rank_that_alone_lacks_cores_is_said_to() -> None:
     assert found.action.startswith("Free CPU cores for r1 first: ")
 
 
+def test_lack_of_cores_is_not_first_if_it_explains_little_of_the_excess() -> None:
+    """r1 sleeps for 60 % of its step and waits for cores a tenth longer than r0: the sleep comes first."""
+    rows = [made.steps(100, forward=ms, measured=made.ALL_MEASURED) for ms in (40.0, 100.0)]
+    ranks = [made.rank(r, number, world_size=2) for number, r in enumerate(rows)]
+    gauges = [made.process(10, pid=100 + n, core_wait_percent=1.0 + 12.0 * n) for n in range(2)]
+    process_rows = np.concatenate(gauges)
+    process_rows["time_ns"] = 2_000_000_000
+    found = summarize(made.run(*ranks, process_rows=process_rows), FACTS).primary_diagnosis
+    assert (found.kind, found.ranks) == ("COMPUTE_STRAGGLER", [1])
+    assert found.action.startswith("Compare batch shapes")
+
+
 def test_processes_threads_and_workers_are_counted() -> None:
     """Two trainings without ranks and their loader workers, next to other work, on one machine."""
     starts = [{"kind": "epoch_start", "step": 1, "workers": 2}]

@@ -366,7 +366,44 @@ def test_place_of_unattributed_work_is_reported_for_each_rank() -> None:
     own[0]["wait"] = 36.0
     primary = coupled(own).primary_diagnosis
     assert (primary.status, primary.ranks) == ("STRAGGLER", [0, 1])
-    assert "r0 36.0 ms on wait (after the forward pass), r1 35.0 ms on optimizer" in primary.summary
+    assert (
+        "r0 36.0 ms on unattributed work (after the forward pass), r1 35.0 ms on optimizer" in primary.summary
+    )
+    assert primary.action.startswith("Mend all of them; one alone gains little")
+
+
+def test_later_of_two_late_ranks_is_to_be_mended_first() -> None:
+    """r0 loses 60 ms in input, r1 30 ms in forward: half of the gain is r0's alone, and that is said."""
+    primary = coupled(usual(2, input=only(0, 60.0), forward=only(1, 30.0))).primary_diagnosis
+    assert (primary.status, primary.ranks) == ("STRAGGLER", [0, 1])
+    assert primary.evidence["cost_ms"] == pytest.approx(60, abs=1)
+    assert primary.action.startswith("Mend r0 first: that alone may gain 30.0 ms.")
+
+
+@pytest.mark.parametrize("phase", ["input", "backward"])
+def test_rank_that_is_slow_from_some_step_on_is_told_with_these_steps(phase: str) -> None:
+    """r1 becomes slow in the middle of the run: since when is part of the sentence."""
+    later = made.series(0.0, COUNT)
+    later[50:] = 40.0
+    own = usual(3, **{phase: lambda rank: later if rank == 1 else 0.0})
+    (straggler,) = [f for f in coupled(own).step_time.issues if f.kind.endswith("STRAGGLER")]
+    assert straggler.ranks == [1]
+    assert "in 50.5 % of the steps, mostly steps 51 to 100" in straggler.summary
+
+
+def test_ranks_that_average_every_few_steps_wait_for_each_other() -> None:
+    """Local SGD: r0 waits for r1 every 25 steps, but not after the last, so its mean step is shorter."""
+    slow, pause = made.series(50.0, COUNT), made.series(0.0, COUNT)
+    pause[25::25] = 25 * 30.0
+    rows = [
+        made.steps(COUNT, measured=MEASURED, forward=20.0, sync=pause),
+        made.steps(COUNT, measured=MEASURED, forward=slow, sync=0.0),
+    ]
+    ranks = [made.rank(r, number, world_size=2) for number, r in enumerate(rows)]
+    primary = summarize(RunRecording(ranks=ranks), FACTS).primary_diagnosis
+    assert (primary.status, primary.ranks) == ("COMPUTE STRAGGLER", [1])
+    assert primary.evidence["excess_ms"] == pytest.approx(30, abs=1)
+    assert primary.summary.endswith("the others wait for it.")
 
 
 def test_rank_with_work_that_the_others_do_not_have_is_never_balanced() -> None:
@@ -430,3 +467,40 @@ def test_slow_rank_that_changes_once_is_told_with_its_steps(ranks: int) -> None:
     assert "r0 in steps 2 to 50, r1 in steps 51 to 100." in primary.summary
     assert primary.action.startswith("Find out what moved from one rank to the next")
     assert primary.evidence["excess_ms"] == pytest.approx(30, abs=1.5)
+
+
+def test_ranks_that_work_one_after_the_other_are_not_only_said_to_communicate() -> None:
+    """Two pipeline stages of 30 ms: each waits while the other computes, as in a long exchange."""
+    rows = [made.steps(COUNT, measured=MEASURED, forward=30.0, sync=31.0) for _ in range(2)]
+    ranks = [made.rank(r, number, world_size=2) for number, r in enumerate(rows)]
+    primary = summarize(RunRecording(ranks=ranks), FACTS).primary_diagnosis
+    assert primary.status == "COMM-BOUND"
+    assert "or the ranks work one after the other" in primary.summary
+    assert primary.action.startswith("If they are stages of a pipeline, try more micro-batches")
+    alike = coupled(usual(2), comm_ms=20.0).primary_diagnosis
+    assert (alike.status, "one after the other" in alike.summary) == ("COMM-BOUND", False)
+
+
+@pytest.mark.parametrize(
+    ("forward_ms", "wait_ms", "why"),
+    [
+        (6_000.0, 0.0, "spent 6.0 s in forward"),
+        (20.0, 6_000.0, "spent 6.0 s in unattributed work"),
+        (20.0, 0.0, "began to train later than they did"),
+    ],
+)
+def test_rank_that_the_others_wait_for_in_the_first_step_is_noted(
+    forward_ms: float, wait_ms: float, why: str
+) -> None:
+    """Warm-up is no part of the window; a rank that was 6 s late in it must not vanish."""
+    first = [{"forward": 20.0, "sync": 6_000.0}, {"forward": forward_ms, "sync": 20.0, "wait": wait_ms}]
+    ranks = []
+    for number, phases in enumerate(first):
+        usual_ms = {"forward": 20.0, "sync": 1.0, "wait": 0.0}
+        series: dict[str, Any] = {key: made.series(ms, COUNT) for key, ms in usual_ms.items()}
+        for key, ms in phases.items():
+            series[key][0] = ms
+        ranks.append(made.rank(made.steps(COUNT, measured=MEASURED, **series), number, world_size=2))
+    notes = summarize(RunRecording(ranks=ranks), FACTS).run.notes
+    assert f"During warm-up other ranks waited 6.0 s for r1, which {why}." in notes
+    assert not [n for n in coupled(usual(2)).run.notes if "During warm-up" in n]

@@ -146,7 +146,7 @@ def test_run_that_recorded_nothing_says_why(seen: set[str], words: str) -> None:
 def test_backward_passes_without_an_optimizer_are_counted() -> None:
     """One inferred step is not enough, and the summary says what was missing."""
     rank = made.rank(made.steps(1, extra_flags=c.FLAG_STEP_INFERRED, **USUAL))
-    assert summary_of(rank).primary_diagnosis.summary.startswith("One backward pass ran, but no optimizer")
+    assert summary_of(rank).primary_diagnosis.summary.startswith("One backward pass began, but no optimizer")
 
 
 def failed_early(*errors: tuple[int, int, str], ranks: tuple[RankRecording, ...] = ()) -> Run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -171,3 +172,32 @@ def test_step_completed_just_before_the_end_is_counted(
     Watchdog(Tail(tmp_path), STALL_AFTER_S).look()
     (ended,) = map(json.loads, (tmp_path / "recording" / "monitor.events.jsonl").read_text().splitlines())
     assert ended["step"] == 25
+
+
+def test_end_of_a_rank_that_closed_its_recording_is_noted_when_it_exits(
+    tmp_path: Path, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only then does the kernel tell how it ended; the time is when it closed its recording. A process that
+    never exits is noted after a while."""
+    events = tmp_path / "recording" / "monitor.events.jsonl"
+    writer = recording(tmp_path, 0, process.pid, 0)
+    watchdog = Watchdog(live_tail(tmp_path), STALL_AFTER_S)
+    watchdog.look()
+    writer.close()
+    before = time.perf_counter_ns()
+    watchdog.look()
+    assert not events.exists(), "it is about to exit"
+    time.sleep(0.3)
+    process.kill()
+    process.wait()
+    watchdog.look()
+    (ended,) = map(json.loads, events.read_text().splitlines())
+    assert ended["closed"] is True
+    assert ended.get("signal") in ("SIGKILL", None)  # before Linux 6.15 the kernel does not tell any more
+    assert ended["time_ns"] - before < 0.2 * S
+    recording(tmp_path, 1, os.getpid(), 0).close()
+    watchdog.look()
+    now = time.perf_counter_ns()
+    monkeypatch.setattr("traceml.monitor.watchdog.time.perf_counter_ns", lambda: now + 60 * S)
+    watchdog.look()
+    assert len(events.read_text().splitlines()) == 2

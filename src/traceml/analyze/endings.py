@@ -1,5 +1,6 @@
 """How a failed run ended: which rank ended first, where it was, and what was raised."""
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -11,6 +12,7 @@ TOGETHER_NS: Final = 500_000_000
 SAME_MOMENT_NS: Final = 20_000_000
 """A process takes about this long to end: which of several ranks that end within it was first is unknown."""
 WAITING_FOR_OTHERS: Final = c.PHASES[c.SYNC].key
+BEFORE_THE_BATCH: Final = f"wait ({c.WAIT_PLACES[0].where})"
 EXCHANGES: Final = (c.PHASES[c.BACKWARD].key, c.PHASES[c.SYNC].key)
 OF_PEERS: Final = (
     *(
@@ -32,28 +34,37 @@ BY_LAUNCHER: Final = "SIGTERM"
 MOST_NAMED: Final = 4
 CRASHES: Final = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT")
 MAY_BE_ECHOES: Final = (None, BY_LAUNCHER, "SIGABRT")  # NCCL aborts a rank whose peer is gone
+LEARNING: Final = 3
+"""In its first steps a rank does not know yet which of its gradients is the last."""
+SOURCE_LINE: Final = re.compile(r"\[[\w./-]+:\d+\] ")
 
 Events = Sequence[RecordedEvent]
 Ranks = dict[int, RankRecording]
 
 
-def ended_first(ranks: Ranks, noticed: Events) -> EndedFirst | None:
-    """The rank that ended first, its last step, and where it was; `noticed` is what the monitors saw.
+def ended_first(ranks: Ranks, noticed: Events, absent: Sequence[int] = ()) -> EndedFirst | None:
+    """The rank that ended first, its last step, and where it was. `noticed` is what the monitors saw, and
+    `absent` are ranks that left no recording.
 
-    A rank on which an exchange failed is left out: that is the echo of another rank's end. Of the others,
-    those that end within half a second of the first are considered together. Among them, in this order: the
-    one that was gone or raised before the others, if the kernel gave the time; one that raised an error of
-    its own; one that a signal killed; one that was killed while it was not waiting for others.
+    A rank on which an exchange failed is left out: that is the echo of another rank's end. So is one that
+    ended well, if another one did not. Of the others, those that end within half a second of the first are
+    considered together. Among them, in this order: the one that was gone or raised before the others, if the
+    kernel gave the time; one that raised an error of its own; one that a signal killed; one that was killed
+    while it was not waiting for others. If none of them ended by itself, it may have been an absent one.
     """
     ended, errors = _ends(ranks, noticed), _errors(ranks)
-    echoes = {rank for rank, event in errors if _is_echo(event)} if len(ranks) > 1 else set()
+    echoes = {rank for rank, event in errors if is_echo(event)} if len(ranks) + len(absent) > 1 else set()
     failed = {e.rank for e in ended if not e.closed and e.failed_in in EXCHANGES} - {r for r, _ in errors}
     others = [e for e in ended if e.rank not in echoes | failed]
     others = others or [e for e in ended if e.rank not in echoes]
+    own = {rank: event for rank, event in errors if rank not in echoes}
+    if any(e.rank in own or e.exit_code or e.signal not in MAY_BE_ECHOES for e in others):
+        others = [e for e in others if e.rank in own or e.exit_code or not e.closed]
+    elif absent:
+        return None
     if not others:
         return None
     together = [e for e in others if when(e) - when(others[0]) < TOGETHER_NS]
-    own = {rank: event for rank, event in errors if rank not in echoes}
     killed = [e for e in together if e.signal not in MAY_BE_ECHOES]
     guilty = (
         _clearly_first(together, ranks, own)
@@ -66,6 +77,10 @@ def ended_first(ranks: Ranks, noticed: Events) -> EndedFirst | None:
     # The phase in which it raised: by the time the process is gone, that phase is over.
     raised_in = own[first.rank].during if first.rank in own else None
     phase = raised_in or first.failed_in or first.phase
+    if phase == WAITING_FOR_OTHERS and (first.step or 0) < LEARNING:
+        phase = " or ".join(EXCHANGES)
+    if raised_in is None and first.rank in own and phase == BEFORE_THE_BATCH:
+        phase = "wait or input"  # an exception in the loader leaves no phase
     at_once = not errors and _at_one_moment(killed or together)
     return EndedFirst(first.rank, first.step, phase, at_once, first.signal)
 
@@ -88,7 +103,7 @@ def _clearly_first(ended: Events, ranks: Ranks, own: dict[int, RecordedEvent]) -
 def _was_waited_for(end: RecordedEvent, ranks: Ranks) -> bool:
     """Whether the others gave up waiting for this rank before it ended: it hung, or it was too late."""
     here = {rank: r for rank, r in ranks.items() if r.node == ranks[end.rank].node}  # clocks differ elsewhere
-    gave_up = [e.time_ns for rank, e in _errors(here) if rank != end.rank and _is_echo(e)]
+    gave_up = [e.time_ns for rank, e in _errors(here) if rank != end.rank and is_echo(e)]
     patience_ns = 0 if end.signal == BY_LAUNCHER else TOGETHER_NS
     return bool(gave_up) and end.exact and end.time_ns - min(gave_up) > patience_ns
 
@@ -104,65 +119,83 @@ def ended_well(ranks: Ranks, noticed: Events) -> bool:
     return first_error(ranks) is None and all(e.closed for e in _ends(ranks, noticed))
 
 
-def describe(ranks: Ranks, noticed: Events) -> str | None:
+def describe(ranks: Ranks, noticed: Events, absent: Sequence[int] = ()) -> str | None:
     """The end in words: which rank ended first and how, and the first exception."""
-    error = first_error(ranks)
-    first = ended_first(ranks, noticed)
-    if error is not None and (first is None or len(ranks) == 1):
+    error, ends = first_error(ranks), _ends(ranks, noticed)
+    first = ended_first(ranks, noticed, absent)
+    if first is None and absent and (error is not None or ends):
+        text = f"{_some(absent)} left no recording and may have ended first, before any backward pass"
+    elif error is not None and (first is None or len(ranks) == 1):
         unknown = f"no rank is known to have ended first; r{error[0]}: "
         return error[1] if len(ranks) == 1 else unknown + error[1]
-    if first is None:
+    elif first is None:
         return None
-    ends = _ends(ranks, noticed)
-    end = next(e for e in ends if e.rank == first.rank)
-    abrupt = _is_abrupt(end, ranks)
-    if _was_waited_for(end, ranks):
-        silent = [e for e in ends if _is_abrupt(e, ranks) and e.failed_in not in EXCHANGES]
-        late = {e.rank for e in silent if _was_waited_for(e, ranks) and e.phase != WAITING_FOR_OTHERS}
-        text = _given_up(first, sorted({first.rank, *late}))
     else:
-        text = _how(end, first, abrupt, len(ranks) > 1)
+        text = _how_first(first, ranks, ends)
     if error is not None:
         text += f"; r{error[0]}: {error[1]}"
-    kills = max(e.oom_kills or 0 for e in _ends(ranks, noticed))
-    if abrupt and kills:
+    kills = max((e.oom_kills or 0 for e in ends), default=0)
+    if kills and any(_is_abrupt(e, ranks) for e in ends if first is None or e.rank == first.rank):
         text += f"; the kernel's OOM killer ended {kills} process(es) on this machine during this run"
     return text
 
 
-def _given_up(first: EndedFirst, awaited: list[int]) -> str:
-    names = ", ".join(f"r{rank}" for rank in awaited[:MOST_NAMED])
-    names += f" and {len(awaited) - MOST_NAMED} more" if len(awaited) > MOST_NAMED else ""
+def _how_first(first: EndedFirst, ranks: Ranks, ends: Events) -> str:
+    end = next(e for e in ends if e.rank == first.rank)
+    if not _was_waited_for(end, ranks):
+        return _how(end, first, ranks)
+    silent = [e for e in ends if _is_abrupt(e, ranks) and e.failed_in not in EXCHANGES]
+    late = {e.rank for e in silent if _was_waited_for(e, ranks) and e.phase != WAITING_FOR_OTHERS}
+    awaited = sorted({first.rank, *late})
     which = f"r{first.rank} was " if len(awaited) > 1 else ""
-    return f"other ranks gave up waiting for {names} ({which}after step {first.step}, in {first.phase})"
+    return f"other ranks gave up waiting for {_some(awaited)} ({which}{_where(first)})"
 
 
-def _how(end: RecordedEvent, first: EndedFirst, abrupt: bool, several: bool) -> str:
-    where = f"after step {first.step}, in {first.phase}"
+def _some(ranks: Sequence[int]) -> str:
+    more = f" and {len(ranks) - MOST_NAMED} more" if len(ranks) > MOST_NAMED else ""
+    return ", ".join(f"r{rank}" for rank in ranks[:MOST_NAMED]) + more
+
+
+def _where(first: EndedFirst) -> str:
+    return f"{f'after step {first.step}' if first.step else 'in its first step'}, in {first.phase}"
+
+
+def _how(end: RecordedEvent, first: EndedFirst, ranks: Ranks) -> str:
+    where, several = _where(first), len(ranks) > 1
     if first.together:
         return f"several ranks were killed or crashed at the same time (r{first.rank} {where})"
     who = f"r{first.rank} ended first: it" if several else f"r{first.rank}"
     if end.signal is not None:
         did = "crashed with" if end.signal in CRASHES else "was killed by"
         return f"{who} {did} {end.signal} {where}"
-    if abrupt and end.exit_code is not None:
+    if end.exit_code is not None and not _raised(end, ranks):
         return f"{who} exited with code {end.exit_code} {where}"
-    did = "was killed or crashed" if abrupt else "ended"
-    return f"r{first.rank} {did}{' first' if several else ''} ({where})"
+    did = "was killed or crashed" if _is_abrupt(end, ranks) else "ended"
+    return f"r{first.rank} {did}{' first' if several else ''}, {where}"
 
 
 def _is_abrupt(end: RecordedEvent, ranks: Ranks) -> bool:
     """It neither raised nor exited: a signal from outside, or a crash in native code."""
-    return not end.closed and not any(e.kind == "error" for e in ranks[end.rank].events)
+    return not end.closed and not _raised(end, ranks)
+
+
+def _raised(end: RecordedEvent, ranks: Ranks) -> bool:
+    return any(e.kind == "error" for e in ranks[end.rank].events)
 
 
 def first_error(ranks: Ranks) -> tuple[int, str] | None:
-    """The first exception; one from an exchange comes last, since it may only echo another rank's end."""
-    errors = [(_is_echo(event), event.time_ns, rank, str(event.message)) for rank, event in _errors(ranks)]
-    return min(errors)[2:] if errors else None
+    """The first exception; one from an exchange comes last, since it may only echo another rank's end. Of
+    such a one, what happened is enough: torch adds its source line and general advice, and the traceback of
+    a loader worker."""
+    errors = [(is_echo(event), event.time_ns, rank, str(event.message)) for rank, event in _errors(ranks)]
+    if not errors:
+        return None
+    of_peer, _, rank, message = min(errors)
+    message = SOURCE_LINE.sub("", message).partition(". ")[0] if of_peer else message
+    return rank, message.partition("\nOriginal Traceback")[0].strip()
 
 
-def _is_echo(event: RecordedEvent) -> bool:
+def is_echo(event: RecordedEvent) -> bool:
     """Whether another rank's end or delay caused it: torch.distributed raised it (DistBackendError,
     DistStoreError, ...), or a RuntimeError is about a peer. Python's own ConnectionResetError is not: it is
     about a file server, not about a rank."""

@@ -5,6 +5,7 @@ from typing import Final
 
 import numpy as np
 
+from traceml.analyze import endings
 from traceml.schema import catalog as c
 from traceml.schema.modes import WATCH_ONLY
 from traceml.schema.recorded import RankRecording, RecordedEvent, RunFacts, RunRecording
@@ -60,10 +61,12 @@ def explain(section: Section, recording: RunRecording, ranks: Ranks, facts: RunF
         seen, action = f"Nothing was recorded, because {failed.message}.", _REPORT_IT
     elif recording.problems and not ranks:
         seen, action = f"What was recorded cannot be read. {recording.problems[0]}", _READ_IT
-    error = early_failure(recording)
-    if error is not None and not ranks and facts.exit_code not in (0, None):
-        seen = f"The command failed before its first training step was completed. {seen}"
-        action = "Fix the error; its traceback is above this summary."
+    elif facts.status == "failed" and (ranks or recording.seen):
+        which = "second" if any(len(r.rows) > _inferred(r) for r in ranks.values()) else "first"
+        seen = f"The command failed before its {which} training step was completed. {seen}".strip()
+        errors = [early_failure(recording), *(e for r in ranks.values() for e in r.events)]
+        is_known = any(e is not None and e.kind == "error" and not endings.is_echo(e) for e in errors)
+        action = _FIX_IT if is_known else _FIND_IT
     if not seen:
         return section
     finding = replace(section.diagnosis, summary=seen, action=action)
@@ -74,13 +77,21 @@ def _what_was_seen(seen: frozenset[str], ranks: Ranks) -> tuple[str, str]:
     """What is said and what to do; empty if there is nothing to add."""
     if not ranks:
         return next((said for sign, said in _SEEN if sign in seen), _NO_PYTHON)
-    passes = max(int(np.sum(r.rows["flags"] & c.FLAG_STEP_INFERRED > 0)) for r in ranks.values())
+    passes = max(map(_inferred, ranks.values()))
     if passes:
         many = f"{passes} backward passes" if passes > 1 else "One backward pass"
-        return f"{many} ran, but no optimizer of torch.optim stepped; at least two steps are needed.", _GO_ON
+        return (
+            f"{many} began, but no optimizer of torch.optim stepped; at least two steps are needed.",
+            _GO_ON,
+        )
     if any(len(r.rows) for r in ranks.values()):
         return "", ""
     return "A backward pass began, but no training step was completed.", _GO_ON
+
+
+def _inferred(recorded: RankRecording) -> int:
+    """Steps without an optimizer: a backward pass began, and may have failed."""
+    return int(np.sum(recorded.rows["flags"] & c.FLAG_STEP_INFERRED > 0))
 
 
 _WATCHED: Final = (
@@ -89,6 +100,11 @@ _WATCHED: Final = (
 )
 _REPORT_IT: Final = "Report this to the authors of TraceML, with the versions of Python and torch."
 _READ_IT: Final = "Find out what changed the files of the run while it was recorded."
+_FIX_IT: Final = "Fix the error; its traceback is above this summary."
+_FIND_IT: Final = (
+    "Look at the command's own output above: a process was killed (lack of memory, a signal), crashed in "
+    "native code, or exited with an error code."
+)
 _GO_ON: Final = "Let the run complete a few steps."
 _SEEN: Final = (
     (

@@ -7,13 +7,15 @@ import numpy as np
 
 from traceml.analyze import endings, totals
 from traceml.analyze.attempts import Attempts
-from traceml.analyze.window import SYNC, Window
+from traceml.analyze.window import LABELS, PHASE_KEYS, SYNC, Window
 from traceml.schema import fmt
 from traceml.schema.modes import WATCH_ONLY
 from traceml.schema.recorded import RankRecording, RecordedEvent, RunFacts, RunRecording
 from traceml.schema.summary import Attempt
 
 NOTABLE_CPU_DELAY: Final = 0.05
+NOTABLE_WAIT: Final = 0.1
+"""Of the time from the first to the last step."""
 MOST_UNEVEN: Final = 1
 """A rank that was killed may be one step behind the others."""
 MOST_LISTED: Final = 8
@@ -33,7 +35,7 @@ def notes_of(
     notes += _not_measured(ranks)
     notes += _without_c_switch(ranks, window)
     if facts.status != "running":
-        notes += _uneven(ranks)
+        notes += _uneven(ranks) + _late_in_warmup(ranks, len(window.warmup))
     notes += _absent(ranks, window) if facts.mode != WATCH_ONLY else []
     notes += _stalled(ranks, recording.monitor_events)
     notes += _doubles(attempts)
@@ -110,6 +112,26 @@ def _about_the_window(window: Window) -> list[str]:
             f"{fmt.count(window.earlier_steps)} earlier steps count only in the run's totals."
         )
     return notes
+
+
+def _late_in_warmup(ranks: Ranks, count: int) -> list[str]:
+    """That the others waited long for one rank in the first steps, which no diagnosis looks at."""
+    rows = {rank: r.rows[:count] for rank, r in ranks.items() if r.earlier is None and len(r.rows) >= count}
+    if not count or len(rows) < 2:
+        return []
+    waits = {rank: int(first["sync"].sum()) for rank, first in rows.items()}
+    last = min(waits, key=lambda rank: waits[rank])
+    waited_ns = max(waits.values()) - waits[last]
+    whole_ns = max((r.end_ns or 0) - (r.begin_ns or 0) for r in ranks.values())
+    if waited_ns < NOTABLE_WAIT * whole_ns:
+        return []
+    own = {LABELS[key]: int(rows[last][key].sum()) for key in PHASE_KEYS}
+    took_ns = int((rows[last]["end_ns"] - rows[last]["begin_ns"]).sum())
+    own["unattributed work"] = took_ns - sum(own.values())
+    most = max(own, key=lambda name: own[name])
+    spent = f"spent {fmt.seconds(own[most] / 1e9)} in {most}"
+    why = spent if own[most] >= waited_ns / 2 else "began to train later than they did"
+    return [f"During warm-up other ranks waited {fmt.seconds(waited_ns / 1e9)} for r{last}, which {why}."]
 
 
 def _absent(ranks: Ranks, window: Window) -> list[str]:

@@ -188,7 +188,8 @@ def find_stalls(values: Floats) -> NDArray[np.int64]:
 
 def find_stretch(indices: NDArray[np.int64]) -> tuple[int, int] | None:
     """(first, last) of the longest stretch with nearly all of these steps and hardly any others, or None."""
-    for most in range(len(indices), max(FEWEST_SLOW, math.ceil(STRETCH_SHARE * len(indices))) - 1, -1):
+    least = max(FEWEST_SLOW, math.ceil(STRETCH_SHARE * len(indices)))
+    for most in range(len(indices), least - 1, -max(1, len(indices) // 100)):
         lengths = indices[most - 1 :] - indices[: len(indices) - most + 1] + 1
         at = int(np.argmin(lengths))
         if lengths[at] * STRETCH_SHARE <= most:

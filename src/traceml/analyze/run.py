@@ -25,7 +25,7 @@ def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window:
     ranks = attempts.chosen
     noticed = recording.monitor_events
     newest = [_attempt(before, noticed) for before in attempts.before[-MOST_ATTEMPTS:]]
-    expected = max(((r.identity.world_size or 1) for r in ranks.values()), default=1)
+    expected, absent = _expected(ranks), _absent(ranks)
     begin_ns, end_ns = facts.begin_ns, facts.end_ns
     duration_s = (end_ns - begin_ns) / 1e9 if begin_ns is not None and end_ns is not None else None
     accounting = accounting_of(attempts, facts)
@@ -45,7 +45,7 @@ def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window:
             seen=sorted(ranks),
             used=list(window.ranks),
             lost=sorted(set(range(expected)).difference(window.ranks)),
-            ended_first=endings.ended_first(ranks, noticed) if facts.status not in WELL else None,
+            ended_first=endings.ended_first(ranks, noticed, absent) if facts.status not in WELL else None,
             earlier_attempts=newest,
         ),
         steps=StepCounts(
@@ -94,11 +94,19 @@ def _reason(recording: RunRecording, ranks: dict[int, RankRecording], facts: Run
 def _how_it_failed(recording: RunRecording, ranks: dict[int, RankRecording]) -> str | None:
     """The first exception of a rank, or the one that ended a process before it was a rank."""
     early = early_failure(recording)
-    ended = endings.describe(ranks, recording.monitor_events)
+    ended = endings.describe(ranks, recording.monitor_events, _absent(ranks))
     if early is None or (ended is not None and is_of_launcher(early)):
         return ended
     errors = [e.time_ns for r in ranks.values() for e in r.events if e.kind == "error"]
     return described(early) if all(early.time_ns < at for at in errors) else ended
+
+
+def _expected(ranks: dict[int, RankRecording]) -> int:
+    return max(((r.identity.world_size or 1) for r in ranks.values()), default=1)
+
+
+def _absent(ranks: dict[int, RankRecording]) -> list[int]:
+    return [rank for rank in range(_expected(ranks)) if rank not in ranks] if ranks else []
 
 
 def _attempt(ranks: dict[int, RankRecording], noticed: Sequence[RecordedEvent]) -> Attempt:
@@ -106,7 +114,10 @@ def _attempt(ranks: dict[int, RankRecording], noticed: Sequence[RecordedEvent]) 
     steps = max(totals.steps_of(r) for r in ranks.values())
     if endings.ended_well(ranks, noticed):
         return Attempt(steps)
-    return Attempt(steps, endings.ended_first(ranks, noticed), endings.describe(ranks, noticed))
+    absent = _absent(ranks)
+    return Attempt(
+        steps, endings.ended_first(ranks, noticed, absent), endings.describe(ranks, noticed, absent)
+    )
 
 
 def events_of(recording: RunRecording, ranks: dict[int, RankRecording], facts: RunFacts) -> list[Event]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceml.analyze import window as w
-from traceml.analyze.patterns import SHIFT_SHARE, Shift, find_runs, find_shift, find_stalls
+from traceml.analyze.patterns import SHIFT_SHARE, STALL_FACTOR, Shift, find_runs, find_shift, find_stalls
 from traceml.analyze.rules.rule import CRIT_SHARE, EXPLAINED_SHARE, TYPICAL_PART, WARN_SHARE, judged_share
 from traceml.analyze.window import Floats, RankSeries
 from traceml.schema import catalog as c
@@ -20,6 +20,7 @@ CALLS_OF_ANY_STEP: Final = 3
 """Backward, zero_grad, optimizer: a step has them once, however much work it does."""
 COUPLED_SPREAD: Final = 0.05
 """Ranks that wait for each other finish together: their mean step times differ by less than this."""
+COUPLED_PART: Final = 0.5
 KNOWN_SYNC_SHARE: Final = 0.002
 FIXED_SHARE: Final = 0.6
 """A rank behind this share of all waiting is always the culprit."""
@@ -112,11 +113,17 @@ class TimeView:
     @cached_property
     def slowest_steps(self) -> Floats:
         """For each step the work of the slowest rank, without deliberate outside work, and the exchange. Not
-        the longest step: a rank that stops after an exchange makes the others wait in their next step."""
+        the longest step: a rank that stops after an exchange makes the others wait in their next step. A
+        validation or checkpoint that takes far longer than the others is not deliberate."""
         window = self.window
-        outside = window.of(*w.OUTSIDE, *window.user_keys)
-        own = (window.own_work.values - window.overhead_ns - outside).max(axis=0)
-        found: Floats = own + window.of(w.SYNC).min(axis=0)
+        own = window.own_work.values - window.overhead_ns
+        for key in (*w.OUTSIDE, *window.user_keys):
+            mine = window.of(key)
+            if mine.any():
+                longest = mine.max(axis=0)
+                usual = w.median_low(longest[longest > 0])
+                own = own - np.where(mine < STALL_FACTOR * usual, mine, usual)
+        found: Floats = own.max(axis=0) + window.of(w.SYNC).min(axis=0)
         return found
 
     @cached_property
@@ -189,7 +196,7 @@ class Excess:
     ns: float
     rank_ns: float
     others_ns: float
-    share: float  # of the steps in which the rank is late
+    is_late: NDArray[np.bool_]  # in each step
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +228,7 @@ class RankView:
 
     @cached_property
     def typical_step_ns(self) -> float:
-        return float(np.median(RankSeries(self.window.step_ns).rank_means))
+        return float(np.median(self.window.step_ns.mean(axis=1)))
 
     @cached_property
     def slowest_step_ms(self) -> float:
@@ -230,9 +237,10 @@ class RankView:
 
     @cached_property
     def coupled(self) -> bool:
-        """Whether the ranks wait for each other."""
-        means = self.window.step_ns.mean(axis=1)
-        return bool((means.max() - means.min()) < COUPLED_SPREAD * np.median(means))
+        """Whether the ranks wait for each other: their steps take equally long, or at least differ far less
+        than their own work. They may exchange only every few steps, and not after the last of them."""
+        means, own = (v.mean(axis=1) for v in (self.window.step_ns, self.window.own_work.values))
+        return bool(np.ptp(means) < max(COUPLED_SPREAD * np.median(means), COUPLED_PART * np.ptp(own)))
 
     @cached_property
     def sync_is_known(self) -> bool:
@@ -284,7 +292,7 @@ class RankView:
         ns = rank_ns - others_ns
         if len(used) < 2 or ns < CERTAIN_ERRORS * float(late[used].std(ddof=1)) / len(used) ** 0.5:
             ns = 0.0
-        return Excess(at, ns, rank_ns, others_ns, float(np.mean(late >= ns / 2)))
+        return Excess(at, ns, rank_ns, others_ns, late >= ns / 2)
 
     @cached_property
     def burdens(self) -> tuple[Burden, ...]:
@@ -379,13 +387,9 @@ class RankView:
         slowest = np.max([part.max(axis=0) for part in others if len(part)], axis=0)
         return float(np.mean(own.max(axis=0) - slowest)) / 1e6
 
-    @cached_property
-    def _has_many_hosts(self) -> bool:
-        return len(set(self.window.hosts)) > 1
-
     def name(self, at: int) -> str:
         rank, hosts = f"r{self.window.ranks[at]}", self.window.hosts
-        return f"{rank} on {hosts[at]}" if self._has_many_hosts and hosts[at] else rank
+        return f"{rank} on {hosts[at]}" if len(set(hosts)) > 1 and hosts[at] else rank
 
 
 def _behind(series: RankSeries, group: tuple[int, ...]) -> Floats:

@@ -27,6 +27,8 @@ BUSY_ON_PURPOSE: Final = (c.VALIDATION, c.CHECKPOINT)
 LEARNING: Final = 3
 MOST_LISTED: Final = 16
 RECENT_STEPS: Final = 50
+EXITING_NS: Final = 5_000_000_000
+"""A process that has closed its recording exits within this time, or not at all."""
 
 
 @dataclass(slots=True)
@@ -57,6 +59,7 @@ class Watchdog:
         self._crash: RankState | None = None
         self._ended_ns = 0
         self._exit_times = ExitTimes()
+        self._closed_ns: dict[int, int] = {}  # by process: since when it is about to exit
 
     def look(self) -> str | None:
         """One look; returns a line for the user when something new is wrong."""
@@ -67,6 +70,8 @@ class Watchdog:
                 alive.append(state)
                 self._exit_times.watch(state.pid)
                 continue
+            if state.closed and is_running(state.pid) and self._is_new_end(state.pid):
+                continue  # it is about to exit, and then the kernel tells with which code
             # It may have completed a step after its rows were read and before it was found gone: read again.
             self._tail.read_again(rank)
             state = self._state(rank)
@@ -76,6 +81,11 @@ class Watchdog:
             self._note_end(state)
             self._crash, self._ended_ns = self._crash if state.closed else state, time.perf_counter_ns()
         return self._check_stall(alive) if alive else self._check_none_left()
+
+    def _is_new_end(self, pid: int) -> bool:
+        """Whether a process closed its recording only a moment ago. Some, as notebooks, never exit."""
+        now = time.perf_counter_ns()
+        return now - self._closed_ns.setdefault(pid, now) < EXITING_NS
 
     def _check_stall(self, states: list[RankState]) -> str | None:
         now = time.perf_counter_ns()
@@ -141,9 +151,13 @@ class Watchdog:
         more: dict[str, Any] = {"oom_kills": oom_kills_since(self._oom_kills)}
         for by_pid in (self._alone, self._busy_ns):
             by_pid.pop(state.pid, None)
+        closed_ns = self._closed_ns.pop(state.pid, None)
         end = None if is_running(state.pid) else self._exit_times.take(state.pid)
         if end is not None:
             more |= {"time_ns": end.time_ns, "wall_ns": end.wall_ns, "exact": True, **_how_it_ended(end)}
+        if closed_ns is not None:  # how long it took to exit says nothing about who was first
+            ago_ns = time.perf_counter_ns() - closed_ns
+            more |= {"time_ns": closed_ns, "wall_ns": time.time_ns() - ago_ns, "exact": False}
         if state.failed_in is not None:
             more["failed_in"] = phase_name(state.failed_in)
         self._note("rank_ended", state, **more)

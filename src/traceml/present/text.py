@@ -41,7 +41,7 @@ def _head(summary: Summary) -> list[str]:
     run = summary.run
     facts = [
         run.status,
-        f"{fmt.count(run.steps.total)} steps" if run.steps.total is not None else "",
+        fmt.steps(run.steps.total) if run.steps.total is not None else "",
         fmt.seconds(run.duration_s) if run.duration_s is not None else "",
         f"{run.world_size} ranks" if run.world_size > 1 else "",
     ]

@@ -53,7 +53,7 @@ class WaitPlace:
 
 
 WAIT_PLACES: Final[tuple[WaitPlace, ...]] = (
-    WaitPlace("wait_start", "after the optimizer step, before anything else of the next step"),
+    WaitPlace("wait_start", "right after the optimizer step"),
     WaitPlace("wait_input", "between fetching the batch and the forward pass"),
     WaitPlace("wait_forward", "after the forward pass"),
     WaitPlace("wait_no_grad", "after a forward pass without gradients"),

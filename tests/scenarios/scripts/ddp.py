@@ -4,6 +4,7 @@ import argparse
 import datetime
 import os
 import signal
+import sys
 import time
 
 import torch
@@ -43,6 +44,9 @@ parser.add_argument("--no-ddp", action="store_true")
 parser.add_argument("--buffers", action="store_true", help="exchanged in each forward, as BatchNorm's")
 parser.add_argument("--rotate", action="store_true", help="the fault moves from rank to rank")
 parser.add_argument("--moves-at", type=int, default=0, help="at this step the fault moves to rank 0")
+parser.add_argument("--every", type=int, default=1, help="the fault comes in every n-th step only")
+parser.add_argument("--average-every", type=int, default=0, help="local SGD: no DDP, parameters averaged")
+parser.add_argument("--exit-code", type=int, default=0, help="of the rank with the fault, after all is done")
 args = parser.parse_args()
 
 torch.set_num_threads(1)
@@ -61,7 +65,7 @@ late = dict(words.rsplit(":", 1) for words in args.late)
 def fault(place):
     """Every place of a step calls this: input, start, forward, backward, optimizer, end."""
     culprit = 0 if args.moves_at and step >= args.moves_at else args.rank
-    if rank == (step % world if args.rotate else culprit):
+    if rank == (step % world if args.rotate else culprit) and step % args.every == 0:
         nap(getattr(args, place, 0.0), "fault")
     nap(float(late.get(f"{rank}:{place}", 0)), f"late{rank}")
     if rank == args.rank and (step, place) == (args.stall_at, args.stall_in):
@@ -123,7 +127,7 @@ def validate():
 
 torch.manual_seed(0)
 model = Model()
-trained = model if args.no_ddp else DistributedDataParallel(model)
+trained = model if args.no_ddp or args.average_every else DistributedDataParallel(model)
 optimizer = SlowSGD(model.parameters(), lr=0.01)
 exchanged = torch.zeros(args.all_reduce_mb * 2**18)
 kept = [torch.ones(args.memory_mb * 2**18)] if args.memory_mb and rank == args.rank else []
@@ -144,6 +148,10 @@ for index, (x, y) in enumerate(DataLoader(Data(steps * args.accumulate), batch_s
         leaked.append(torch.ones(2**22))
     if step == args.kill_all_at:
         os.kill(os.getpid(), signal.SIGKILL)
+    if args.average_every and step % args.average_every == 0:
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.data)
+            parameter.data /= world
     fault("end")
     if rank == args.rank and args.validate_every and step % args.validate_every == 0:
         validate()
@@ -154,4 +162,7 @@ for index, (x, y) in enumerate(DataLoader(Data(steps * args.accumulate), batch_s
             time.sleep(3600)
 if not args.extra_steps:
     dist.barrier()
+del trained  # torch 2.13 can deadlock otherwise
 dist.destroy_process_group()
+if rank == args.rank:
+    sys.exit(args.exit_code)

@@ -35,6 +35,9 @@ def comm_bound(view: RankView) -> Measured | None:
     typical = float(w.frequent_level(exchange / window.net_step_ns.mean(axis=0)))
     saves_ms, most = _most_saved_ms(window), most_exchanges(window)
     evidence: dict[str, EvidenceValue] = {"sync_ms": cost_ms, "step_ms": step_ms, "saves_ms": saves_ms}
+    together = float(window.own_work.values.sum(axis=0).mean()) / 1e6 / step_ms
+    in_turn = LEAST_IN_TURN <= together <= MOST_IN_TURN
+    combine = saves_ms is None and most >= MANY_EXCHANGES
     return Measured(
         level=beyond_delay(judged_share(share, typical), window.cpu_delay_share),
         score=share,
@@ -42,10 +45,21 @@ def comm_bound(view: RankView) -> Measured | None:
         phase=w.SYNC,
         evidence={"share": share, "typical_share": typical, **evidence},
         cost_ms=cost_ms,
-        action=_COMBINE if saves_ms is None and most >= MANY_EXCHANGES else None,
+        summary=_IN_TURN if in_turn else None,
+        action=_COMBINE if combine else _OVERLAP_STAGES if in_turn else None,
     )
 
 
+LEAST_IN_TURN, MOST_IN_TURN = 0.8, 1.1
+"""If the own work of all ranks together is so many times a step, they may work one after the other."""
+_IN_TURN: Final = (
+    "Every rank spends at least {cost_ms} of a {step_ms} step ({share}) in sync. Either the exchange takes "
+    "that long, or the ranks work one after the other: their own work adds up to the step."
+)
+_OVERLAP_STAGES: Final = (
+    "If they are stages of a pipeline, try more micro-batches, so that all of them work at the same time. "
+    "Otherwise try to exchange less, or to overlap it: larger batches, compression, bucket size."
+)
 _COMBINE: Final = (
     "Combine exchanges: a step has up to {most}, and starting each of them takes time that is not in these "
     "{cost_ms}. Try one exchange of all gradients (DDP, or one flat tensor), or exchange less often."

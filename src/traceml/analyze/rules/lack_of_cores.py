@@ -5,7 +5,7 @@ from statistics import median
 from typing import Final
 
 from traceml.analyze.cores import CoreUse
-from traceml.analyze.rules.rule import CRIT_SHARE, WARN_SHARE
+from traceml.analyze.rules.rule import CRIT_SHARE, MOST_SHARE, WARN_SHARE
 from traceml.schema import fmt
 from traceml.schema.summary import Finding
 
@@ -37,12 +37,14 @@ def _cores_first(finding: Finding, use: CoreUse, why: str, action: str) -> Findi
 
 
 def _starved_rank(finding: Finding, use: CoreUse) -> Finding:
-    """A rank that is slower than the others may only have had fewer cores than they. One that has more work
-    also waits for cores more often."""
+    """A rank that is slower than the others may only have had fewer cores than they, if that explains most of
+    its excess. One that has more work also waits for cores more often."""
     waits = {} if finding.evidence.get("uneven_work") else use.rank_waits
     mine = [waits[rank] for rank in finding.ranks if rank in waits]
     others = [share for rank, share in waits.items() if rank not in finding.ranks]
-    if not mine or not others or min(mine) - median(others) < WARN_SHARE:
+    excess = finding.evidence.get("share")
+    least = max(WARN_SHARE, MOST_SHARE * excess if isinstance(excess, float) else 0.0)
+    if not mine or not others or min(mine) - median(others) < least:
         return finding
     who = ", ".join(f"r{rank}" for rank in finding.ranks)
     why = (

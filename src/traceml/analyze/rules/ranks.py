@@ -6,6 +6,7 @@ from typing import Final
 import numpy as np
 
 from traceml.analyze import window as w
+from traceml.analyze.patterns import find_stretch
 from traceml.analyze.rules import exchange
 from traceml.analyze.rules.exchange import phase_name
 from traceml.analyze.rules.rule import (
@@ -30,7 +31,7 @@ def _straggler(view: RankView, series: RankSeries, phase: str, what: str) -> Mea
     if view.coupled and not _is_waited_for(view, found, phase):
         return None
     share = found.ns / view.typical_step_ns
-    often = "nearly every step" if found.share >= NEARLY_EVERY else f"{fmt.share(found.share)} of the steps"
+    often = _how_often(view, found)
     effect = "the others wait for it" if view.coupled else "the ranks do not wait for each other"
     uneven = _uneven_work(view, found)
     return Measured(
@@ -53,6 +54,16 @@ def _straggler(view: RankView, series: RankSeries, phase: str, what: str) -> Mea
         summary=f"{_ONE_LATE} {{uneven}}" if uneven else None,
         action=_SAME_WORK if uneven else None,
     )
+
+
+def _how_often(view: RankView, found: Excess) -> str:
+    """In which steps the rank is late: nearly all, a stretch of them, or a share."""
+    share = float(np.mean(found.is_late))
+    if share >= NEARLY_EVERY:
+        return "nearly every step"
+    stretch = find_stretch(view.window.steps[found.is_late])
+    where = "" if stretch is None else f", mostly steps {stretch[0]} to {stretch[1]}"
+    return f"{fmt.share(share)} of the steps{where}"
 
 
 def _uneven_work(view: RankView, found: Excess) -> str:
@@ -128,6 +139,10 @@ _NOT_LATE: Final = (
 _MEND_ALL: Final = (
     "Mend all of them; one alone gains little, because the others are about as late. {rank}: {advice}."
 )
+_MEND_FIRST: Final = (
+    "Mend {worst} first: that alone may gain {alone_ms}. The rest of the gain needs all of them. {rank}: "
+    "{advice}."
+)
 _TAKE_TURNS: Final = (
     "{rank} take turns at being last: in each step one of them is {excess_ms} behind the others, which wait "
     "for it ({share} of all time), because of {what}."
@@ -195,7 +210,8 @@ def _generic_straggler(view: RankView) -> Measured | None:
     own = view.window.own_work
     if view.late_ranks is not None:
         phase = view.most_uneven((w.INPUT, *w.MODEL, *w.OUTSIDE, w.WAIT), own)
-        return _straggler(view, own, phase, f"their own work (mostly {w.LABELS[phase]})")
+        mostly = "unattributed" if phase == w.WAIT else w.LABELS[phase]
+        return _straggler(view, own, phase, f"their own work (mostly {mostly})")
     both = view.window.of(w.INPUT) + view.compute.values
     if view.uneven_in_both:
         advice = "inspect its input path, its own work and its machine"
@@ -235,6 +251,8 @@ def _for_different_reasons(view: RankView) -> Measured | None:
     at = tuple(dict.fromkeys(b.at for b in burdens))
     parts = [f"{view.name(b.at)} {fmt.ms(b.ns / 1e6)} on {_burden_words(view, b)}" for b in burdens]
     more = f" and {len(parts) - MOST_NAMED} more" if len(parts) > MOST_NAMED else ""
+    worst = int(np.argmax(own.rank_means))
+    alone_ms = view.saving_ms(worst)
     level = share if heaviest < CRIT_SHARE else max(share, WARN_SHARE)
     is_late = share >= WARN_SHARE
     return Measured(
@@ -244,6 +262,8 @@ def _for_different_reasons(view: RankView) -> Measured | None:
             "rank": _names(view, at),
             "parts": ", ".join(parts[:MOST_NAMED]) + more,
             "advice": "compare data, work and machine with those of the other ranks",
+            "worst": view.name(worst),
+            "alone_ms": fmt.ms(alone_ms),
         },
         phase=burdens[0].phase if len({b.phase for b in burdens}) == 1 else None,
         ranks=tuple(view.window.ranks[a] for a in at),
@@ -256,13 +276,14 @@ def _for_different_reasons(view: RankView) -> Measured | None:
         },
         cost_ms=cost_ns / 1e6 if is_late else None,
         summary=_DIFFERENT_REASONS if is_late else _NOT_LATE,
-        action=_MEND_ALL if len(at) > 1 else None,
+        action=None if len(at) < 2 else _MEND_ALL if 1e6 * alone_ms < 0.25 * cost_ns else _MEND_FIRST,
     )
 
 
 def _burden_words(view: RankView, burden: Burden) -> str:
-    place = f" ({_wait_place(view, burden.at)})" if burden.phase == w.WAIT else ""
-    return phase_name(burden.phase) + place
+    if burden.phase == w.WAIT:
+        return f"unattributed work ({_wait_place(view, burden.at)})"
+    return phase_name(burden.phase)
 
 
 def _wait_place(view: RankView, at: int) -> str:

@@ -28,11 +28,17 @@ def stall(view: TimeView) -> Measured | None:
     stops = {i: _find_stop(view, i, float(view.slowest_steps[i]) - typical) for i in (longest, *at)}
     clauses = [f"Step {window.steps[i]} took {_took(view, i)}, {stops[i].words['where']}" for i in stops]
     main = stops[longest]
-    who = named(main.ranks) if main.ranks else "the training" if len(window.ranks) < 2 else "all ranks"
+    everyone = "the training" if len(window.ranks) < 2 else "all ranks"
+    stopped: dict[str, list[str]] = {}
+    for i, stop in stops.items():
+        stopped.setdefault(named(stop.ranks) if stop.ranks else everyone, []).append(
+            f"step {window.steps[i]}"
+        )
+    what = " and ".join(f"{who} in {' and '.join(steps)}" for who, steps in stopped.items())
     return Measured(
         level=beyond_delay(share, window.cpu_delay_share),
         score=share,
-        words={"steps": ". ".join(clauses), "who": who, "when": f"step {window.steps[longest]}"},
+        words={"steps": ". ".join(clauses), "what": what},
         phase=main.phase,
         ranks=tuple(sorted({rank for stop in stops.values() for rank in stop.ranks})),
         evidence={
@@ -49,7 +55,7 @@ def stall(view: TimeView) -> Measured | None:
 
 
 def _took(view: TimeView, at: int) -> str:
-    return fmt.ms(float(view.slowest_steps[at]) / 1e6)
+    return fmt.seconds(float(view.slowest_steps[at]) / 1e9)
 
 
 def _find_stop(view: TimeView, at: int, extra_ns: float) -> Cause:
@@ -109,7 +115,7 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
         "STALL",
         stall,
         "{steps}. A typical step takes {typical_ms}. That cost {score} of the training time.",
-        "Find out what stopped {who} in {when}: storage, network, a lock, other jobs on the machine.",
+        "Find out what stopped {what}: storage, network, a lock, other jobs on the machine.",
         Thresholds(of="{} of the training time lost in one or two steps"),
     ),
     Rule(

@@ -55,7 +55,7 @@ def wait_for_step(running: subprocess.Popen[str], step: int) -> None:
     ("ending", "code", "status", "reason", "by_python"),
     [
         ("", 0, "completed", None, True),
-        ("sys.exit(3)", 3, "failed", "r0 ended (after step 30, in wait", True),
+        ("sys.exit(3)", 3, "failed", "r0 exited with code 3 after step 30, in wait", True),
         ("raise ValueError('no such thing')", 1, "failed", "ValueError: no such thing", True),
         ("import os; os.kill(os.getpid(), 9)", -9, "killed", "killed by SIGKILL", False),
         ("import os; os.abort()", -6, "killed", "killed by SIGABRT", False),
@@ -79,7 +79,8 @@ def test_each_end_keeps_the_exit_code_and_every_step(
     by_python: bool,
 ) -> None:
     """The exit code is the plain command's, all 30 steps are there, the status says how it ended."""
-    script = write(tmp_path, f"train(30)\n{ending}\n")
+    # The monitor looks ten times per second, and must have seen the process to know how it ended.
+    script = write(tmp_path, f"train(30)\nimport time\ntime.sleep(0.5)\n{ending}\n")
     command = traceml if by_python else preloaded  # the kernel ends a fork as it ends a new Python
     done = command("run", str(script), cwd=tmp_path)
     assert done.returncode == code

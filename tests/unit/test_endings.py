@@ -49,6 +49,14 @@ def test_no_first_rank_is_claimed_when_ranks_vanish_together() -> None:
     assert describe(ranks, one_by_one) == "r1 was killed or crashed first, after step 15, in forward"
 
 
+def test_rank_that_the_launcher_ended_was_not_first() -> None:
+    """r1 was gone before the kernel could tell how; that r0 got the launcher's SIGTERM says enough."""
+    ranks = {0: rank(0), 1: rank(1)}
+    ended = gone(0, 10, phase="sync", exact=True, signal="SIGTERM")
+    said = describe(ranks, [ended, gone(1, 11, phase="sync")])
+    assert said == "r1 was killed or crashed first, after step 15, in sync"
+
+
 def test_killed_rank_is_named_if_the_other_raised_because_of_it() -> None:
     """r1 was killed and r0 raised a connection error at the same moment: r1 ended first."""
     ranks = {0: rank(0, events=[raised("RuntimeError: connection reset", "backward")]), 1: rank(1)}

@@ -49,8 +49,9 @@ def ended_first(ranks: Ranks, noticed: Events, absent: Sequence[int] = ()) -> En
     A rank on which an exchange failed is left out: that is the echo of another rank's end. So is one that
     ended well, if another one did not. Of the others, those that end within half a second of the first are
     considered together. Among them, in this order: the one that was gone or raised before the others, if the
-    kernel gave the time; one that raised an error of its own; one that a signal killed; one that was killed
-    while it was not waiting for others. If none of them ended by itself, it may have been an absent one.
+    kernel gave the time; one that raised an error of its own; one that a signal killed; one that no launcher
+    ended; one that was killed while it was not waiting for others. If none of them ended by itself, it may
+    have been an absent one.
     """
     ended, errors = _ends(ranks, noticed), _errors(ranks)
     echoes = {rank for rank, event in errors if is_echo(event)} if len(ranks) + len(absent) > 1 else set()
@@ -66,12 +67,13 @@ def ended_first(ranks: Ranks, noticed: Events, absent: Sequence[int] = ()) -> En
         return None
     together = [e for e in others if when(e) - when(others[0]) < TOGETHER_NS]
     killed = [e for e in together if e.signal not in MAY_BE_ECHOES]
+    by_itself = [e for e in together if e.signal != BY_LAUNCHER] or together  # the launcher ends those left
     guilty = (
         _clearly_first(together, ranks, own)
         or [e for e in together if e.rank in own]
         or killed
-        or [e for e in together if not e.closed and e.phase != WAITING_FOR_OTHERS]
-        or together
+        or [e for e in by_itself if not e.closed and e.phase != WAITING_FOR_OTHERS]
+        or by_itself
     )
     first = guilty[0]
     # The phase in which it raised: by the time the process is gone, that phase is over.
@@ -81,7 +83,7 @@ def ended_first(ranks: Ranks, noticed: Events, absent: Sequence[int] = ()) -> En
         phase = " or ".join(EXCHANGES)
     if raised_in is None and first.rank in own and phase == BEFORE_THE_BATCH:
         phase = "wait or input"  # an exception in the loader leaves no phase
-    at_once = not errors and _at_one_moment(killed or together)
+    at_once = not errors and _at_one_moment(killed or by_itself)
     return EndedFirst(first.rank, first.step, phase, at_once, first.signal)
 
 

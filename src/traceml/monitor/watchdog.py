@@ -71,6 +71,7 @@ class Watchdog:
                 self._exit_times.watch(state.pid)
                 continue
             if state.closed and is_running(state.pid) and self._is_new_end(state.pid):
+                self._exit_times.watch(state.pid)
                 continue  # it is about to exit, and then the kernel tells with which code
             # It may have completed a step after its rows were read and before it was found gone: read again.
             self._tail.read_again(rank)

@@ -137,3 +137,19 @@ def test_a_copy_that_differs_is_seen(node0: Path, tmp_path: Path) -> None:
         file.seek(layout.LIVE_OFFSET)
         file.write(b"?")  # the live half changes all the time
     assert store.take(Piece(NAME)).check == expected
+
+
+def test_a_recording_appears_with_its_header(
+    node0: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader on node 0 finds no file whose header is still being written: it would refuse it for good."""
+    there = []
+
+    def write(fd: int, data: bytes, offset: int) -> None:
+        there.append((node0 / "recording" / LANDED).exists())
+        os.pwrite(fd, data, offset)
+
+    monkeypatch.setattr("traceml.monitor.relay.store.write_all", write)
+    opened(node0, a_recording(tmp_path / "source", 3))
+    assert there == [False]
+    assert steps(node0, LANDED) == [0, 1, 2]

@@ -5,6 +5,7 @@ row's sequence number is its last part, so a reader on node 0 sees a prefix of c
 mean is left to that reader, who trusts no file. Used by the relay and by the merge.
 """
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from traceml.errors import TraceMLError
-from traceml.files import open_regular
+from traceml.files import open_regular, replacing
 from traceml.monitor.relay.protocol import Answer, Limits, Piece, Question, State, Status
 from traceml.recording import layout
 from traceml.recording.writer import write_all
@@ -112,7 +113,7 @@ class NodeStore:
         return self._sizes[name], digest_before(path, place.has_rows, self._sizes[name])
 
     def _append(self, piece: Piece, at: int, place: Landing) -> None:
-        """Write the bytes where the file ends."""
+        """Write the bytes where the file ends. A new file appears with them: no reader sees half a header."""
         path, end = self._folder / place.name, at + len(piece.data)
         if place.has_rows and end < layout.HEADER_SIZE:
             raise Refusal(f"{piece.name}: its header is cut off")
@@ -121,14 +122,15 @@ class NodeStore:
             raise Refusal(f"{piece.name}: more than {most_bytes} bytes of lines")
         if piece.data:
             self._account(path, len(piece.data))
-        fd = os.open(path, os.O_WRONLY | (0 if at else os.O_CREAT), 0o666)
-        try:
-            write_all(fd, piece.data, at)
-            if piece.live is not None:
-                live = piece.live.ljust(layout.HEADER_SIZE - layout.LIVE_OFFSET, b"\0")
-                write_all(fd, live, layout.LIVE_OFFSET)
-        finally:
-            os.close(fd)
+        with contextlib.nullcontext(path) if at or path.exists() else replacing(path) as target:
+            fd = os.open(target, os.O_WRONLY | (0 if at else os.O_CREAT), 0o666)
+            try:
+                write_all(fd, piece.data, at)
+                if piece.live is not None:
+                    live = piece.live.ljust(layout.HEADER_SIZE - layout.LIVE_OFFSET, b"\0")
+                    write_all(fd, live, layout.LIVE_OFFSET)
+            finally:
+                os.close(fd)
         self._sizes[piece.name] = end
         self.received_bytes += len(piece.data)
 

@@ -124,6 +124,47 @@ def test_batch_is_counted_without_python() -> None:
         assert made.said == ["extra"]
 
 
+def test_length_of_a_tensor_is_its_samples() -> None:
+    """A tensor is counted by the length that its base has in C; without one (0: also a scalar) its shape decides."""
+
+    class Tensor(dict[int, int]):
+        shape = (0, 4)
+
+    c_module.tensors_are(Tensor, dict)
+    for batch, samples in ((Tensor({1: 1, 2: 2}), 2), ([Tensor({1: 1})], 1), (Tensor(), 0)):
+        made = Made(lambda _self, batch=batch: batch, wrap.FETCH, c.INPUT)
+        made.seam(type("Iterator", (), {"_traceml_trains": True})())
+        assert (made.switch.fetches, made.switch.samples, made.said) == (1, samples, [])
+
+
+def test_iterator_is_asked_again_after_another_began() -> None:
+    """An iterator that feeds the training is known by its address, until a loader begins and may reuse that."""
+
+    class Iterator:
+        _traceml_trains = True
+
+    made, iterator = Made(lambda _self: [], wrap.FETCH, c.INPUT), Iterator()
+    made.seam(iterator)
+    Iterator._traceml_trains = False
+    made.seam(iterator)
+    assert "twin" not in made.said
+    made.switch.loader = 0
+    made.seam(iterator)
+    assert "twin" in made.said
+
+
+def test_training_mode_is_found_through_getattr() -> None:
+    """A module whose `training` only `__getattr__` knows (a scripted one) is trained like any other."""
+
+    class Scripted:
+        def __getattr__(self, name: str) -> bool:
+            return name == "training"
+
+    made = Made(lambda _self: made.switch.current, wrap.FORWARD, c.FORWARD)
+    assert made.seam(Scripted()) == c.FORWARD
+    assert made.said == ["extra"]
+
+
 def test_nested_calls_use_no_recursion_depth() -> None:
     """As deep as the plain function can call itself, it can through the seam."""
 

@@ -91,6 +91,8 @@ static struct {
     PyObject *enter_block, *leave_block;   /* trace_step in Python, for what is unusual */
     PyObject *block_switch;                /* the switch whose steps trace_step ends */
     PyObject *training, *trains, *shape;   /* names of attributes */
+    PyObject *tensor;                      /* torch.Tensor, */
+    lenfunc tensor_length;                 /* and the size of its first dimension, 0 also if it has none */
 } cfg;
 
 /* What every call touches comes first: between two calls a training fills the caches with its own. */
@@ -103,6 +105,7 @@ typedef struct {
     PyObject *mark;                          /* None or callable(slot): the device clock */
     PyObject *layers;                        /* None or, in a sampled step of deep mode, what through_layers calls */
     long long attention;                     /* the next calls need more than the fast path: their Python twin runs */
+    long long loader;                        /* address of the iterator that last gave a batch to train on */
     long long looks, is_watched, switches, forwards, backwards, fetches, look_first; /* mostly of the running step */
     int64_t first_start;
     int sampled, own_clock;
@@ -734,7 +737,7 @@ static int Switch_init(Switch *s, PyObject *args, PyObject *kwargs) {
     s->has_rows = 0;
     s->row_at = s->row_end = s->row_size = 0;
     s->step = s->sequence = s->rss = s->allocated = s->reserved = s->flags = 0;
-    s->fast_end = s->leader = s->reading_due = 0;
+    s->fast_end = s->leader = s->reading_due = s->loader = 0;
     s->visit = LLONG_MAX;
     memset(s->own, 0, sizeof s->own);
     s->first_start = s->sampled = 0;
@@ -829,6 +832,7 @@ static PyMemberDef Switch_members[] = {
     {"leader", T_LONGLONG, offsetof(Switch, leader), 0, NULL},
     {"reading_due", T_LONGLONG, offsetof(Switch, reading_due), 0, NULL},
     {"visit", T_LONGLONG, offsetof(Switch, visit), 0, NULL},
+    {"loader", T_LONGLONG, offsetof(Switch, loader), 0, NULL},
     {"layers", T_OBJECT, offsetof(Switch, layers), 0, NULL},
     {"row_at", T_PYSSIZET, offsetof(Switch, row_at), READONLY, NULL},
     {"row_end", T_PYSSIZET, offsetof(Switch, row_end), READONLY, NULL},
@@ -860,6 +864,8 @@ typedef struct {
     PyObject *original; /* what is wrapped */
     PyObject *twin;     /* the same wrapper in Python: takes over whenever something is unusual; step: optimizer_at */
     PyObject *failed;   /* failed(slot, exception): an exception left the phase */
+    PyCFunction quick;  /* the C function behind `extra`, if it is one without arguments, */
+    PyObject *quick_self; /* and what it is called with */
     PyObject *extra;    /* forward: is gradient recording on? fetch: count this batch; backward: it is over;
                            step: (optimizer, now), look whether the step is over */
     PyObject *dict;
@@ -869,9 +875,13 @@ typedef struct {
     Py_ssize_t optimizer_at; /* step: which argument is the optimizer */
 } Seam;
 
-/* 1 when the attribute is there and true, else 0; never an exception. */
+/* 1 when the attribute is there and true, else 0; never an exception. Most have it without asking `__getattr__`. */
 static int is_true(PyObject *object, PyObject *name) {
-    PyObject *value = PyObject_GetAttr(object, name);
+    PyObject *value = PyObject_GenericGetAttr(object, name);
+    if (value == NULL) {
+        PyErr_Clear();
+        value = PyObject_GetAttr(object, name);
+    }
     int found = value == NULL ? 0 : PyObject_IsTrue(value);
     Py_XDECREF(value);
     if (value == NULL || found < 0) PyErr_Clear();
@@ -892,7 +902,7 @@ static int usual(Seam *m, PyObject *first) {
     if (foreign(s)) return PASS;
     if (m->kind == SEAM_FORWARD) {
         int trains = first != NULL && is_true(first, cfg.training);
-        PyObject *grad = PyObject_CallNoArgs(m->extra);
+        PyObject *grad = m->quick != NULL ? m->quick(m->quick_self, NULL) : PyObject_CallNoArgs(m->extra);
         int is_on = grad == Py_True;
         Py_XDECREF(grad);
         if (grad == NULL) PyErr_Clear();
@@ -900,15 +910,32 @@ static int usual(Seam *m, PyObject *first) {
         /* Without gradients: a part of the step that has begun, or a rollout. */
         return current != cfg.optimizer && (trains || s->fetches || s->forwards || s->block_depth) ? cfg.no_grad : LOOK;
     }
-    if (m->kind == SEAM_FETCH) return first != NULL && is_true(first, cfg.trains) ? m->slot : LOOK;
+    if (m->kind != SEAM_FETCH || (first != NULL && (long long)(intptr_t)first == s->loader)) return m->slot;
+    if (first == NULL || !is_true(first, cfg.trains)) return LOOK;
+    s->loader = (long long)(intptr_t)first;
     return m->slot;
+}
+
+/* The size of the first dimension; -1 if there is none. */
+static long long first_dimension(PyObject *tensor) {
+    if ((PyObject *)Py_TYPE(tensor) == cfg.tensor) {
+        Py_ssize_t length = cfg.tensor_length(tensor);
+        if (length > 0) return length;
+        PyErr_Clear();
+    }
+    long long size = -1;
+    PyObject *shape = PyObject_GetAttr(tensor, cfg.shape);
+    if (shape != NULL && PyTuple_Check(shape) && PyTuple_Size(shape) > 0)
+        size = PyLong_AsLongLong(PyTuple_GetItem(shape, 0));
+    Py_XDECREF(shape);
+    if (PyErr_Occurred()) PyErr_Clear();
+    return size;
 }
 
 /* The samples of a tensor, or of a list, tuple or dict of tensors; 0 when it is another kind and Python must look. */
 static int count_batch(Switch *s, PyObject *batch) {
-    PyObject *first = batch, *key, *ids = NULL, *shape;
+    PyObject *first = batch, *key, *ids = NULL;
     Py_ssize_t place = 0;
-    long long samples = -1, tokens = 0;
     if (PyList_CheckExact(batch))
         first = PyList_Size(batch) ? PyList_GetItem(batch, 0) : NULL;
     else if (PyTuple_CheckExact(batch))
@@ -920,12 +947,8 @@ static int count_batch(Switch *s, PyObject *batch) {
     if (first == NULL) return 0;
     Py_INCREF(first); /* its attributes may change the batch */
     Py_XINCREF(ids);
-    shape = PyObject_GetAttr(first, cfg.shape);
+    long long samples = first_dimension(first), tokens = 0;
     Py_DECREF(first);
-    if (shape != NULL && PyTuple_Check(shape) && PyTuple_Size(shape) > 0)
-        samples = PyLong_AsLongLong(PyTuple_GetItem(shape, 0));
-    Py_XDECREF(shape);
-    if (PyErr_Occurred()) PyErr_Clear();
     if (ids != NULL) {
         PyObject *count = PyObject_CallMethod(ids, "numel", NULL);
         tokens = count == NULL ? -1 : PyLong_AsLongLong(count);
@@ -1119,6 +1142,10 @@ static int Seam_init(Seam *m, PyObject *args, PyObject *kwargs) {
     m->sw = (Switch *)sw;
     m->kind = kind;
     m->slot = slot;
+    if (PyObject_TypeCheck(extra, &PyCFunction_Type) && PyCFunction_GetFlags(extra) == METH_NOARGS) {
+        m->quick = PyCFunction_GetFunction(extra);
+        m->quick_self = PyCFunction_GetSelf(extra);
+    }
     m->call = Seam_call;
     /* A seam lives as long as the process: its references are never given back. */
     Py_INCREF(m->original);
@@ -1303,7 +1330,18 @@ static PyObject *configure(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* tensors_are(torch.Tensor, its base in C): how batches are counted without looking an attribute up */
+static PyObject *tensors_are(PyObject *module, PyObject *args) {
+    PyObject *tensor, *base;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyType_Type, &tensor, &PyType_Type, &base)) return NULL;
+    cfg.tensor_length = (lenfunc)PyType_GetSlot((PyTypeObject *)base, Py_mp_length);
+    cfg.tensor = cfg.tensor_length == NULL ? NULL : Py_NewRef(tensor);
+    PyErr_Clear();
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
+    {"tensors_are", tensors_are, METH_VARARGS, NULL},
     {"configure", configure, METH_VARARGS, NULL},
     {"blocks_use", blocks_use, METH_VARARGS, NULL},
     {"was_truncated", was_truncated, METH_NOARGS, NULL},

@@ -112,6 +112,7 @@ class Inputs:
         # Persistent workers hand out the same iterator each epoch: its role is open again. To ask for its
         # `__dict__` would make every attribute of it slower from then on.
         iterator._traceml_role, iterator._traceml_trains = None, False
+        self._switch.loader = 0  # it may have the address of one that is gone
         self._switch.attention = 1
         if self._torch.is_grad_enabled():
             iterator._traceml_started = LoaderStart(began, ended, getattr(iterator, "_num_workers", 0))

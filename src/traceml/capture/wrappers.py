@@ -159,6 +159,9 @@ def wrap_next(original: Function, session: Session) -> Function:
             fetched(batch, role == PENDING_FETCH)
         return batch
 
+    if c_module is not None:
+        tensor = session.torch.Tensor
+        c_module.tensors_are(tensor, tensor.__base__)
     return seam(wrap.FETCH, c.INPUT, switch, original, __next__, failure_of(session), fetched)
 
 

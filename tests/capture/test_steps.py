@@ -328,7 +328,7 @@ def test_exception_is_attributed_to_the_innermost_phase(recorder: Recorder) -> N
             model(torch.randn(rows, 8)).sum().backward()
             optimizer.step()
         except (ValueError, RuntimeError):
-            assert recorder.session.failed_in == slot
+            assert recorder.session.failed.slot == slot
 
 
 def test_each_of_several_skipped_batches_is_left_out(recorder: Recorder, make_training: Make) -> None:

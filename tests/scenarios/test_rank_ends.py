@@ -49,7 +49,8 @@ ENDS = (
         "r1 ended first: it was killed by SIGKILL in its first step, in backward",
     ),
     End(
-        *("raises between steps", ("--raise-at", "25"), "r1 ended first, after step 25, in wait or input"),
+        *("raises between steps", ("--raise-at", "25")),
+        "r1 ended first, after step 25, in wait (right after the optimizer step), at ddp.py:",
         ranks=4,
     ),
     End("exits with code 4 when all is done", ("--exit-code", "4"), "r1 ended first: it exited with code 4"),

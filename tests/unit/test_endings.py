@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -192,16 +193,16 @@ def test_first_steps_do_not_tell_backward_from_sync() -> None:
     )
 
 
-def test_exception_before_the_next_batch_may_be_the_loader_s() -> None:
-    """It leaves no phase, so no more is claimed than is known; the worker's traceback is not repeated."""
-    message = "ValueError: Caught ValueError in DataLoader worker process 1.\nOriginal Traceback (most recent"
-    place = "wait (right after the optimizer step)"
-    ranks = {0: rank(0), 1: rank(1, events=[raised(message, None, 10)])}
-    said = describe(ranks, [gone(1, 20, closed=True, phase=place), gone(0, 70, **ENDED_BY_LAUNCHER)])
-    assert said == (
-        "r1 ended first, after step 15, in wait or input; "
-        "r1: ValueError: Caught ValueError in DataLoader worker process 1."
-    )
+def test_exception_is_told_with_its_line() -> None:
+    """The user's line, and the phase that it left, or else where the process was when it ended."""
+    place, message = "wait (right after the optimizer step)", "ValueError: bad"
+    ends = [gone(1, 20, closed=True, phase=place), gone(0, 70, **ENDED_BY_LAUNCHER)]
+    for during, said in (("input", "input"), (None, place)):
+        error = replace(raised(message, during, 10), raised_at="train.py:9", step=16)
+        assert describe({0: rank(0), 1: rank(1, events=[error])}, ends) == (
+            f"r1 ended first, after step 15, in {said}, at train.py:9; r1: ValueError: bad"
+        )
+    assert describe({0: rank(0, events=[error])}, []) == "ValueError: bad, after step 15, at train.py:9"
 
 
 def test_hanging_rank_is_named_if_the_others_gave_up_waiting() -> None:

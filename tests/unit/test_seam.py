@@ -125,7 +125,7 @@ def test_batch_is_counted_without_python() -> None:
 
 
 def test_length_of_a_tensor_is_its_samples() -> None:
-    """A tensor is counted by the length that its base has in C; without one (0: also a scalar) its shape decides."""
+    """It is the length that its base has in C; if that is 0, as for a scalar, its shape decides."""
 
     class Tensor(dict[int, int]):
         shape = (0, 4)
@@ -138,7 +138,7 @@ def test_length_of_a_tensor_is_its_samples() -> None:
 
 
 def test_iterator_is_asked_again_after_another_began() -> None:
-    """An iterator that feeds the training is known by its address, until a loader begins and may reuse that."""
+    """An iterator is known by its address until a loader begins, whose iterator may have the same."""
 
     class Iterator:
         _traceml_trains = True

@@ -12,7 +12,6 @@ TOGETHER_NS: Final = 500_000_000
 SAME_MOMENT_NS: Final = 20_000_000
 """A process takes about this long to end: which of several ranks that end within it was first is unknown."""
 WAITING_FOR_OTHERS: Final = c.PHASES[c.SYNC].key
-BEFORE_THE_BATCH: Final = f"wait ({c.WAIT_PLACES[0].where})"
 EXCHANGES: Final = (c.PHASES[c.BACKWARD].key, c.PHASES[c.SYNC].key)
 OF_PEERS: Final = (
     *(
@@ -81,10 +80,9 @@ def ended_first(ranks: Ranks, noticed: Events, absent: Sequence[int] = ()) -> En
     phase = raised_in or first.failed_in or first.phase
     if phase == WAITING_FOR_OTHERS and (first.step or 0) < LEARNING:
         phase = " or ".join(EXCHANGES)
-    if raised_in is None and first.rank in own and phase == BEFORE_THE_BATCH:
-        phase = "wait or input"  # an exception in the loader leaves no phase
     at_once = not errors and _at_one_moment(killed or by_itself)
-    return EndedFirst(first.rank, first.step, phase, at_once, first.signal)
+    line = own[first.rank].raised_at if first.rank in own else None
+    return EndedFirst(first.rank, first.step, phase, at_once, first.signal, line)
 
 
 def _errors(ranks: Ranks) -> list[tuple[int, RecordedEvent]]:
@@ -129,7 +127,7 @@ def describe(ranks: Ranks, noticed: Events, absent: Sequence[int] = ()) -> str |
         text = f"{_some(absent)} left no recording and may have ended first, before any backward pass"
     elif error is not None and (first is None or len(ranks) == 1):
         unknown = f"no rank is known to have ended first; r{error[0]}: "
-        return error[1] if len(ranks) == 1 else unknown + error[1]
+        return error[1] + _raised_where(ranks) if len(ranks) == 1 else unknown + error[1]
     elif first is None:
         return None
     else:
@@ -159,7 +157,22 @@ def _some(ranks: Sequence[int]) -> str:
 
 
 def _where(first: EndedFirst) -> str:
-    return f"{f'after step {first.step}' if first.step else 'in its first step'}, in {first.phase}"
+    return _place(first.step, first.phase, first.raised_at)
+
+
+def _place(step: int | None, phase: str | None, line: str | None) -> str:
+    known = (
+        f"after step {step}" if step else "in its first step",
+        phase and f"in {phase}",
+        line and f"at {line}",
+    )
+    return ", ".join(part for part in known if part)
+
+
+def _raised_where(ranks: Ranks) -> str:
+    """Where the only process raised its error."""
+    ((_, event),) = _errors(ranks)
+    return "" if event.step is None else f", {_place(event.step - 1, event.during, event.raised_at)}"
 
 
 def _how(end: RecordedEvent, first: EndedFirst, ranks: Ranks) -> str:
@@ -187,14 +200,13 @@ def _raised(end: RecordedEvent, ranks: Ranks) -> bool:
 
 def first_error(ranks: Ranks) -> tuple[int, str] | None:
     """The first exception; one from an exchange comes last, since it may only echo another rank's end. Of
-    such a one, what happened is enough: torch adds its source line and general advice, and the traceback of
-    a loader worker."""
+    such a one, what happened is enough: torch adds its source line and general advice."""
     errors = [(is_echo(event), event.time_ns, rank, str(event.message)) for rank, event in _errors(ranks)]
     if not errors:
         return None
     of_peer, _, rank, message = min(errors)
     message = SOURCE_LINE.sub("", message).partition(". ")[0] if of_peer else message
-    return rank, message.partition("\nOriginal Traceback")[0].strip()
+    return rank, message.strip()
 
 
 def is_echo(event: RecordedEvent) -> bool:

@@ -964,11 +964,11 @@ static int count_batch(Switch *s, PyObject *batch) {
 }
 
 /* Tell the session, without losing the exception that is on its way. */
-static void tell_failed(Seam *m) {
+static void tell_failed(Seam *m, int way) {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     PyErr_NormalizeException(&type, &value, &trace);
-    PyObject *slot = PyLong_FromLong(m->slot);
+    PyObject *slot = PyLong_FromLong(way);
     PyObject *done = slot == NULL ? NULL : PyObject_CallFunctionObjArgs(m->failed, slot, value, NULL);
     Py_XDECREF(slot);
     Py_XDECREF(done);
@@ -1021,7 +1021,7 @@ static PyObject *timed(Seam *m, int way, PyObject *const *args, size_t nargsf, P
         int stays = m->kind == SEAM_EXCHANGE || m->kind == SEAM_FETCH;
         if ((stays ? return_to(s, outer) : leave(s, outer)) < 0) PyErr_Clear();
         PyErr_Restore(type, value, trace);
-        if (m->kind != SEAM_FETCH && m->kind != SEAM_PHASE) tell_failed(m);
+        if (m->kind != SEAM_FETCH || !PyErr_ExceptionMatches(PyExc_StopIteration)) tell_failed(m, way);
         return NULL;
     }
     int64_t now = m->kind == SEAM_EXCHANGE ? return_to(s, outer) : leave(s, outer);

@@ -102,7 +102,7 @@ def _own_cost_ns() -> dict[str, int]:
     """
     scratch = Switch()
     scratch.thread = threading.get_ident()
-    call = timed(nothing, scratch, c.CHECKPOINT)
+    call = timed(nothing, scratch, c.CHECKPOINT, nothing)
     wrapped = seen_through(nothing, call, _no)
     size = layout.padded_row_size(ROW.size)
     rows = bytearray(size * 128)

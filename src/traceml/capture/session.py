@@ -13,7 +13,7 @@ from traceml.capture.identity import trained_parameters
 from traceml.capture.inputs import Inputs, LoaderStart
 from traceml.capture.leading_optimizer import ENDS_STEP, NOTHING, LeadingOptimizer
 from traceml.capture.other_thread import OtherThread
-from traceml.capture.process_end import close_with_worker, fatal_error
+from traceml.capture.process_end import Failure, close_with_worker, end_of
 from traceml.capture.rank import open_rank, timed_resident_bytes
 from traceml.capture.rows import extended, into_writer
 from traceml.capture.slots import PASS, PENDING_EVAL, ROW, SKIPPED, TRANSFORM, is_wait
@@ -65,7 +65,7 @@ class Session:
         self.events = EventLog()
         self.leader, self.other_thread = LeadingOptimizer(), OtherThread()
         self.stepping = False  # a training step is under way or done: before it is start-up
-        self.failed_in, self.failure = c.WAIT_START, 0  # and the exception that is on its way out
+        self.failed, self.failure = Failure(), 0  # and the id of an exception that is on its way out
         self.framework_loops = 0  # a framework's loop runs: its optimizer steps are the steps
         self.aborted = False  # an exception left a phase; the next batch drops the step
         self.end_after_backward = False
@@ -257,7 +257,10 @@ class Session:
         self.failure = 0 if is_wait(self.switch.current) else id(problem)  # 0: it is out of all phases
         if on_its_way:
             return  # the innermost phase is where it came from
-        self.aborted, self.failed_in = self.stepping, slot
+        self.failed = Failure(self.step, id(problem), slot)
+        if slot in (c.INPUT, c.VALIDATION, c.CHECKPOINT):
+            return  # what the step did so far stands
+        self.aborted = self.stepping
         if self.writer is not None:
             layout.FAILURE.pack_into(self.writer.live, layout.LIVE_FAILED, self.step + 1, slot)
         self.look_closer()
@@ -388,10 +391,9 @@ class Session:
             self.events.add("optimizers", self.step, time.perf_counter_ns(), message=self.leader.describe())
         if self.unended:
             self.unended.publish(self.writer)
-        error = fatal_error()
+        error = end_of(self.step, self.failed)
         if error is not None:
-            during = c.PHASES[self.failed_in].key if self.aborted else None
-            self.events.add("error", self.step + 1, time.perf_counter_ns(), message=error, during=during)
+            self.events.add("error", self.step + 1, time.perf_counter_ns(), **error)
         if self.device_clock is not None:
             self.device_clock.poll()
         self.writer.close()

@@ -115,6 +115,7 @@ def timed(
     original: Callable[..., Any],
     switch: Switch,
     slot: int,
+    failed: Callable[[int, BaseException], None],
     done: Callable[[int, int], None] | None = None,
 ) -> Callable[..., Any]:
     """`original`, charged to `slot` when the training thread calls it outside any other phase.
@@ -135,7 +136,8 @@ def timed(
             result = original(*args, **kwargs)
             ended = leave(outer)
         except BaseException as problem:
-            undo(switch, before, slot)
+            if undo(switch, before, slot):
+                failed(slot, problem)
             hide_frame(problem)
             raise
         if done is not None:
@@ -144,7 +146,7 @@ def timed(
 
     if done is not None or c_module is None:
         return timed_call
-    return seam(PHASE, slot, switch, original, timed_call, nothing, nothing)
+    return seam(PHASE, slot, switch, original, timed_call, failed, nothing)
 
 
 def nothing(*_: Any) -> None:

@@ -16,15 +16,21 @@ from traceml.schema import catalog as c
 
 Function = Callable[..., Any]
 Wrap = Callable[[Function, Session], Function]
-FORWARD_SLOTS: Final = (c.FORWARD, c.NO_GRAD, c.VALIDATION, PENDING_EVAL, PENDING_NO_GRAD)
-"""What a module call may turn out to be."""
+FORWARD_SLOTS: Final = {
+    c.FORWARD: c.FORWARD,
+    c.NO_GRAD: c.NO_GRAD,
+    c.VALIDATION: c.VALIDATION,
+    PENDING_EVAL: c.FORWARD,
+    PENDING_NO_GRAD: c.NO_GRAD,
+}
+"""What a module call may turn out to be, and what it is called if it fails."""
 
 
 def phase(slot: int, never_compiled: bool = False) -> Wrap:
     """A call that is a phase. What torch.compile skips anyway need not be a function that it sees through."""
 
     def wrap_it(original: Function, session: Session) -> Function:
-        inner = timed(original, session.switch, slot)
+        inner = timed(original, session.switch, slot, failure_of(session))
         if never_compiled and c_module is not None:
             return inner
         return seen_through(original, inner, session.torch.compiler.is_dynamo_compiling)
@@ -38,7 +44,8 @@ def wrap_save(original: Function, session: Session) -> Function:
     def done(began: int, ended: int) -> None:
         session.events.add("checkpoint", session.step + 1, began, ended - began)
 
-    inner = timed(original, session.switch, c.CHECKPOINT, failsafe("checkpoint event", None)(done))
+    note = failsafe("checkpoint event", None)(done)
+    inner = timed(original, session.switch, c.CHECKPOINT, failure_of(session), note)
     return seen_through(original, inner, session.torch.compiler.is_dynamo_compiling)
 
 
@@ -63,8 +70,9 @@ def wrap_module_call(original: Function, session: Session) -> Function:
             if outer != PASS:
                 switch.leave(outer)
         except BaseException as problem:
-            if any(undo(switch, before, slot) for slot in FORWARD_SLOTS):
-                failed(c.FORWARD, problem)
+            slot = next((slot for slot in FORWARD_SLOTS if undo(switch, before, slot)), None)
+            if slot is not None:
+                failed(FORWARD_SLOTS[slot], problem)
             hide_frame(problem)
             raise
         return result
@@ -136,6 +144,7 @@ def wrap_next(original: Function, session: Session) -> Function:
         session.inputs.fetched(batch, is_open)
 
     stopped = failsafe("loader detection", None, session.off)(session.fetch_stopped)
+    failed = failure_of(session)
 
     def __next__(self: Any) -> Any:
         if switch.current < c.FIRST_USER or get_ident() != switch.thread:
@@ -153,6 +162,8 @@ def wrap_next(original: Function, session: Session) -> Function:
                 switch.return_to(before)  # without a batch we are still where we were
             if isinstance(problem, StopIteration):
                 stopped(self)
+            else:
+                failed(c.VALIDATION if role == c.VALIDATION else c.INPUT, problem)
             hide_frame(problem)
             raise
         if role != c.VALIDATION:
@@ -162,7 +173,7 @@ def wrap_next(original: Function, session: Session) -> Function:
     if c_module is not None:
         tensor = session.torch.Tensor
         c_module.tensors_are(tensor, tensor.__base__)
-    return seam(wrap.FETCH, c.INPUT, switch, original, __next__, failure_of(session), fetched)
+    return seam(wrap.FETCH, c.INPUT, switch, original, __next__, failed, fetched)
 
 
 def wrap_iter(original: Function, session: Session) -> Function:

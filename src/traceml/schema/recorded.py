@@ -22,6 +22,7 @@ class RecordedEvent:
     duration_ns: int = 0
     message: str | None = None  # error
     during: str | None = None  # error: the phase that the exception left
+    raised_at: str | None = None  # error: the user's line
     workers: int | None = None  # epoch_start
     parameters: int | None = None  # model
     rank: int = -1  # if a monitor saw it: about this rank

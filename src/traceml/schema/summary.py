@@ -120,6 +120,7 @@ class EndedFirst:
     phase: str | None = None
     together: bool = False  # several ended at the same moment; which was first is unknown
     signal: str | None = None  # that killed it, if known
+    raised_at: str | None = None  # the user's line, if it raised an error
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from torch import nn
 
 from tests.capture.conftest import Recorder
 from tests.capture.test_roles import LOSS, NAP_MS, Sleeper, spin, train
+from traceml.capture import install
 from traceml.schema import catalog as c
 
 pytestmark = pytest.mark.timed
@@ -283,3 +284,32 @@ def test_a_step_that_a_scaler_skips_inside_another_optimizer_is_a_step(recorder:
         optimizer.scaler.update()
         optimizer.inner.zero_grad()
     assert len(recorder.rows()) == STEPS
+
+
+def test_a_module_with_a_call_of_its_own_is_forward(recorder: Recorder) -> None:
+    """A class whose `__call__` never reaches torch's is timed like the others, also where it is compiled."""
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(8))
+
+        def __call__(self, x: Any) -> Any:
+            return x * self.weight
+
+    class Slow(Own):
+        def __call__(self, x: Any) -> Any:
+            spin(NAP_MS)
+            return super().__call__(x)
+
+    plain, model = Own.__call__, Slow()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = torch.utils.data.DataLoader(torch.randn(4 * STEPS, 8), batch_size=4)
+    for x in loader:
+        model(x).sum().backward()
+        optimizer.step()
+    assert min(later(recorder.ms("forward"))) > 0.9 * NAP_MS
+    compiled = torch.compile(Own(), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(torch.ones(2, 8)), torch.ones(2, 8))
+    install.deactivate()
+    assert Own.__call__ is plain

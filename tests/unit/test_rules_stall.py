@@ -413,3 +413,19 @@ def test_steps_that_always_take_several_batches_skip_none() -> None:
     for more in (np.full((1, COUNT), 3.0), 1.0 * (np.arange(COUNT) % 2)[None, :]):
         findings = diagnose_time(window(COUNT, forward=15.0, backward=10.0, more_batches=more))
         assert "DROPPED_STEPS" not in kinds(findings)
+
+
+def test_a_step_that_does_more_was_not_stopped() -> None:
+    """L-BFGS at the end runs the model hundreds of times in one step: no lock or disk is blamed, and no batch
+    was dropped, even if a few other steps ran the model a little more often without taking longer."""
+    more, work = np.zeros(COUNT), np.ones(COUNT)
+    more[::20], more[-1], work[-1] = 1.0, 199.0, 200.0
+    (found, *_) = diagnose_time(
+        window(COUNT, forward=2.0 * work, backward=3.0 * work, optimizer=1.0, more_batches=more[None, :])
+    )
+    assert found.kind == "STALL"
+    assert "with 200 batches instead of 1" in found.summary
+    assert "nothing stopped it" in found.action
+    (found, *_) = diagnose_time(window(COUNT, forward=2.0 * work, backward=3.0 * work, optimizer=1.0))
+    assert "batches" not in found.summary
+    assert "what stopped" in found.action

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from traceml.analyze import window as w
 from traceml.analyze.patterns import SHIFT_SHARE, STALL_FACTOR, Shift, find_runs, find_shift, find_stalls
 from traceml.analyze.rules.rule import CRIT_SHARE, EXPLAINED_SHARE, TYPICAL_PART, WARN_SHARE, judged_share
+from traceml.analyze.skipping import find_skipping
 from traceml.analyze.window import Floats, RankSeries
 from traceml.schema import catalog as c
 
@@ -128,21 +129,7 @@ class TimeView:
 
     @cached_property
     def skipping(self) -> NDArray[np.int64]:
-        """Steps that took more batches than usual, but no longer in backward: a batch was not trained on. In
-        uneven accumulation, every batch has a backward pass. A loop that fetches ahead takes one more batch
-        where an epoch begins, so such steps tell nothing."""
-        if not self.window.more_batches.any():
-            return np.zeros(0, dtype=np.int64)
-        batches, backward = self.window.more_batches + 1, self.window.of(w.BACKWARD)
-        more = batches > np.median(batches, axis=1, keepdims=True)
-        more &= ~np.isin(self.window.steps, list(self.window.epoch_starts))
-        at = np.flatnonzero(more.any(axis=0))
-        if not 0 < len(at) <= w.RARE_SHARE * self.window.count:
-            return at[:0]
-        grown, expected = (
-            float(np.median(v[more]) / max(np.median(v[~more]), 1.0)) for v in (backward, batches)
-        )
-        return at if 0 < grown < (1 + expected) / 2 else at[:0]
+        return find_skipping(self.window)
 
     @cached_property
     def skipped_ns(self) -> Floats:

@@ -13,6 +13,7 @@ from traceml.capture.autograd_calls import FunctionWatch
 from traceml.capture.events import note_early
 from traceml.capture.garbage import GarbageWatch
 from traceml.capture.outer_optimizer import OuterOptimizers
+from traceml.capture.own_calls import OwnCalls
 from traceml.capture.patches import (
     DEVICE_PATCHES,
     FUNCTION_PATCH,
@@ -35,6 +36,7 @@ FRAMEWORKS: Final = {
     "lightning.pytorch.loops.fetchers": "lightning",
     "accelerate.data_loader": "accelerate",
     "deepspeed.runtime.engine": "deepspeed",
+    "fastai.optimizer": "fastai",
     "keras.src.optimizers.base_optimizer": "keras",
     "ray.train.torch.torch_trainer": "ray",
 }
@@ -73,7 +75,7 @@ def activate(watch: Any = None, run_dir: str | None = None) -> Session | None:
     session.on_device = functools.partial(_time_copies, session)
     functions = FunctionWatch(torch, functools.partial(_put_in, FUNCTION_PATCH, session))
     session.on_no_grad = failsafe("watching autograd functions", None)(functions.look)
-    session.on_step = failsafe("watching optimizers", None)(OuterOptimizers(session).look)
+    session.on_step = failsafe("looking at a step", None)(_look_at_steps(session))
     session.measured |= 1 << c.VALIDATION | 1 << c.NO_GRAD
     _garbage = failsafe("timing garbage collection", None)(GarbageWatch(session).__call__)
     gc.callbacks.append(_garbage)
@@ -87,6 +89,17 @@ def activate(watch: Any = None, run_dir: str | None = None) -> Session | None:
         watch_trackers(session, watch)
     _active = session
     return session
+
+
+def _look_at_steps(session: Session) -> Callable[[Any], None]:
+    """What the first steps show: modules with a call of their own, optimizers around others."""
+    outer, own_calls = OuterOptimizers(session), OwnCalls(session)
+
+    def look(optimizer: Any) -> None:
+        own_calls.look()
+        outer.look(optimizer)
+
+    return look
 
 
 @failsafe("noting what was seen", None)

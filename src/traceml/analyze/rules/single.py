@@ -14,6 +14,10 @@ from traceml.schema import fmt
 
 FIRST_STEPS: Final = 3
 """In them DDP exchanges its order of gradients in the forward pass."""
+MORE_WORK: Final = (
+    "Check that step {step} should do so much more than the others (L-BFGS, accumulation). If it should, "
+    "nothing stopped it."
+)
 
 
 def stall(view: TimeView) -> Measured | None:
@@ -27,7 +31,7 @@ def stall(view: TimeView) -> Measured | None:
     longest = at[np.argmax(view.slowest_steps[at])]
     stops = {i: _find_stop(view, i, float(view.slowest_steps[i]) - typical) for i in (longest, *at)}
     clauses = [f"Step {window.steps[i]} took {_took(view, i)}, {stops[i].words['where']}" for i in stops]
-    main = stops[longest]
+    main, works = stops[longest], _does_more(view, int(longest))
     everyone = "the training" if len(window.ranks) < 2 else "all ranks"
     stopped: dict[str, list[str]] = {}
     for i, stop in stops.items():
@@ -38,7 +42,8 @@ def stall(view: TimeView) -> Measured | None:
     return Measured(
         level=beyond_delay(share, window.cpu_delay_share),
         score=share,
-        words={"steps": ". ".join(clauses), "what": what},
+        words={"steps": ". ".join(clauses) + works, "what": what},
+        action=MORE_WORK if works else None,
         phase=main.phase,
         ranks=tuple(sorted({rank for stop in stops.values() for rank in stop.ranks})),
         evidence={
@@ -52,6 +57,18 @@ def stall(view: TimeView) -> Measured | None:
         },
         cost_ms=lost / window.count / 1e6,
     )
+
+
+def _does_more(view: TimeView, at: int) -> str:
+    """A step that ran the model more often by about as much as it took longer was not stopped."""
+    window = view.window
+    if not window.more_batches.any():
+        return ""
+    many = float(window.more_batches[:, at].max()) + 1
+    usual = float(np.median(window.more_batches)) + 1
+    longer = float(view.slowest_steps[at] / np.median(view.slowest_steps))
+    what = "backward passes" if window.input_inferred else "batches"
+    return f", with {many:g} {what} instead of {usual:g}" if many / usual >= longer / 2 else ""
 
 
 def _took(view: TimeView, at: int) -> str:

@@ -193,6 +193,14 @@ def test_first_steps_do_not_tell_backward_from_sync() -> None:
     )
 
 
+def test_ranks_that_one_signal_ended_together_are_nobodys_fault() -> None:
+    """The launcher was stopped and ended all of them: none crashed, and none was first."""
+    ends = [gone(n, 10 + n, exact=True, signal="SIGTERM") for n in range(2)]
+    assert describe({0: rank(0), 1: rank(1)}, ends) == (
+        "the launcher, or somebody else, ended the ranks with SIGTERM (r0 after step 15, in forward)"
+    )
+
+
 def test_exception_is_told_with_its_line() -> None:
     """The user's line, and the phase that it left, or else where the process was when it ended."""
     place, message = "wait (right after the optimizer step)", "ValueError: bad"

@@ -177,6 +177,8 @@ def _raised_where(ranks: Ranks) -> str:
 
 def _how(end: RecordedEvent, first: EndedFirst, ranks: Ranks) -> str:
     where, several = _where(first), len(ranks) > 1
+    if first.together and first.signal == BY_LAUNCHER:
+        return f"the launcher, or somebody else, ended the ranks with {BY_LAUNCHER} (r{first.rank} {where})"
     if first.together:
         return f"several ranks were killed or crashed at the same time (r{first.rank} {where})"
     who = f"r{first.rank} ended first: it" if several else f"r{first.rank}"

@@ -168,3 +168,10 @@ def test_idle_time_of_a_process_that_trains_on_a_gpu_says_nothing() -> None:
     """There the process waits for the device."""
     found = first(CoreUse(cores=2, run_busy=0.1, others_busy=0.0, on_cpu=False))
     assert "sleeps" not in found.action
+
+
+def test_little_other_work_is_not_blamed_while_cores_are_left() -> None:
+    """One thread and a third of a core do not fill two cores: who lacks one then lacks it on the host."""
+    starved: dict[str, Any] = {"cores": 2, "threads": 1, "run_busy": 0.6, "wait_share": 0.28}
+    assert CoreUse(**starved, others_busy=0.3).rival == ""
+    assert "other work keeps 1.0 of 2 cores busy" in CoreUse(**starved, others_busy=1.0).rival

@@ -17,6 +17,7 @@ from traceml.schema.recorded import RankRecording, RunFacts, RunRecording
 
 Rows: TypeAlias = NDArray[np.void]
 NOTABLE_CORES: Final = 0.25
+ALL_CORES: Final = 0.9
 """Other work that keeps fewer cores busy than this is the ordinary noise of a machine."""
 IDLE_CORES: Final = 0.75
 BUSY_SHARE: Final = 0.7
@@ -79,7 +80,7 @@ class CoreUse:
         others = ""
         if self.throttled_share >= WARN_SHARE:
             others = f"a CPU quota stops the run {fmt.share(self.throttled_share)} of the time"
-        elif self.others_busy is not None and self.others_busy >= NOTABLE_CORES:
+        elif self.others_busy is not None and self.others_busy >= NOTABLE_CORES and self._all_are_wanted:
             others = f"other work keeps {self.others_busy:.1f} of {_some(self.cores, 'core')} busy"
         if not self.competes_with_itself:
             # Threads that wait for each other at the end of each operation suffer most from a busy core.
@@ -87,6 +88,12 @@ class CoreUse:
             fewer = self.on_cpu and self.threads > few
             return others + (f" (until they are free, try OMP_NUM_THREADS={few})" if others and fewer else "")
         return f"the run competes with itself, {self.asked}: {self._remedy}" + (others and f"; {others}")
+
+    @property
+    def _all_are_wanted(self) -> bool:
+        """Whether the run and others want about all cores; else the host of a virtual machine takes them."""
+        wanted = self.processes * self.threads + self.workers + (self.others_busy or 0.0)
+        return wanted >= ALL_CORES * self.cores
 
     @property
     def _remedy(self) -> str:

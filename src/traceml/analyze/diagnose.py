@@ -16,6 +16,7 @@ from traceml.schema.summary import CRIT, INFO, Finding, Primary
 
 STEPS_FOR_CRITICAL: Final = 20
 TOO_SHORT_SHARE: Final = 0.10
+ALIKE: Final = 0.98
 """If TraceML's own cost is a larger share of the step than this, the step is too short to judge."""
 
 
@@ -173,7 +174,9 @@ def choose_primary(
     slowest = finding.evidence.get("slowest_step_ms", finding.evidence.get("step_ms", step_ms))
     if isinstance(cost, float) and isinstance(slowest, float) and 0 < cost < slowest:
         speedup = slowest / (slowest - cost)
-        how = f"mean step {fmt.ms(slowest)}, {fmt.ms(slowest - cost)} without these {fmt.ms(cost)}"
+        is_calm = "slowest_step_ms" not in finding.evidence and slowest < ALIKE * (step_ms or slowest)
+        which = "mean step but for single slow ones" if is_calm else "mean step"
+        how = f"{which} {fmt.ms(slowest)}, {fmt.ms(slowest - cost)} without these {fmt.ms(cost)}"
     values = {f.name: getattr(finding, f.name) for f in fields(Finding)}
     promised = finding.evidence.get("promised") is True
     return Primary(

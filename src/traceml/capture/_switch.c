@@ -1256,7 +1256,11 @@ static PyObject *Block_exit(Block *b, PyObject *args) {
             Py_RETURN_NONE;
         }
     }
-    return PyObject_CallFunctionObjArgs(cfg.leave_block, kind == Py_None ? Py_False : Py_True, NULL);
+    s = (Switch *)cfg.block_switch;
+    int64_t began = s != NULL && s->sampled ? now_ns(s) : 0;
+    PyObject *done = PyObject_CallFunctionObjArgs(cfg.leave_block, kind == Py_None ? Py_False : Py_True, NULL);
+    if (began) own_cost(s, now_ns(s) - began);
+    return done;
 }
 
 static PyMethodDef Block_methods[] = {

@@ -134,7 +134,7 @@ def test_slow_rank_that_changes_is_told_with_its_steps(tmp_path: Path, preloaded
     summary, done = run(tmp_path, 2, *words, command=preloaded)
     primary = summary["primary_diagnosis"]
     assert (primary["status"], primary["ranks"]) == ("COMPUTE STRAGGLER", [1, 0]), done.stderr
-    first = summary["step_time"]["window"]["start_step"]  # after warm-up, which takes longer on a busy machine
+    first = summary["step_time"]["window"]["start_step"]  # after the warm-up
     assert first < 6
     assert f"r1 in steps {first} to 30, r0 in steps 31 to 60" in primary["summary"]
 

@@ -226,7 +226,8 @@ def main() -> None:
         parts, ends = measure_parts(folder), measure_ends(folder, given.pairs)
     text = "\n".join(
         [
-            f"Measured by `bench/overhead.py`: {conditions(load)}",
+            f"Measured by `bench/overhead.py --seconds {given.seconds:g} --pairs {given.pairs}`: "
+            f"{conditions(load)}",
             "",
             "Recording on and off within one process, the middle one of three processes:",
             "",

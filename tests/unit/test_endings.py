@@ -211,6 +211,8 @@ def test_exception_is_told_with_its_line() -> None:
             f"r1 ended first, after step 15, in {said}, at train.py:9; r1: ValueError: bad"
         )
     assert describe({0: rank(0, events=[error])}, []) == "ValueError: bad, after step 15, at train.py:9"
+    twice = [error, replace(error, time_ns=99 * MS, message="KeyError: 1")]
+    assert describe({0: rank(0, events=twice)}, []) == "ValueError: bad, after step 15, at train.py:9"
 
 
 def test_hanging_rank_is_named_if_the_others_gave_up_waiting() -> None:

@@ -94,4 +94,4 @@ def test_gain_says_if_its_mean_leaves_slow_steps_out() -> None:
     """The table shows the mean of all steps: another mean needs another name."""
     calm = finding("INPUT_BOUND", WARN, evidence={"cost_ms": 25.0, "step_ms": 80.0})
     how = choose([calm], [BALANCED], [NORMAL], 100.0).potential_how
-    assert how == "mean step but for single slow ones 80.0 ms, 55.0 ms without these 25.0 ms"
+    assert how == "mean step without outliers 80.0 ms, 55.0 ms without these 25.0 ms"

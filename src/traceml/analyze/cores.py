@@ -17,8 +17,9 @@ from traceml.schema.recorded import RankRecording, RunFacts, RunRecording
 
 Rows: TypeAlias = NDArray[np.void]
 NOTABLE_CORES: Final = 0.25
-ALL_CORES: Final = 0.9
 """Other work that keeps fewer cores busy than this is the ordinary noise of a machine."""
+ALL_CORES: Final = 0.9
+"""Threads that want less than this share of the cores do not compete for them."""
 IDLE_CORES: Final = 0.75
 BUSY_SHARE: Final = 0.7
 """Threads that compute for a smaller share of the time do not lack company."""

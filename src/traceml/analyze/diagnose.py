@@ -16,8 +16,9 @@ from traceml.schema.summary import CRIT, INFO, Finding, Primary
 
 STEPS_FOR_CRITICAL: Final = 20
 TOO_SHORT_SHARE: Final = 0.10
-ALIKE: Final = 0.98
 """If TraceML's own cost is a larger share of the step than this, the step is too short to judge."""
+ALIKE: Final = 0.98
+"""A mean that is a smaller share of the mean of all steps than this is told apart from it."""
 
 
 def all_rules() -> dict[str, tuple[Rule[Any], ...]]:
@@ -175,7 +176,7 @@ def choose_primary(
     if isinstance(cost, float) and isinstance(slowest, float) and 0 < cost < slowest:
         speedup = slowest / (slowest - cost)
         is_calm = "slowest_step_ms" not in finding.evidence and slowest < ALIKE * (step_ms or slowest)
-        which = "mean step but for single slow ones" if is_calm else "mean step"
+        which = "mean step without outliers" if is_calm else "mean step"
         how = f"{which} {fmt.ms(slowest)}, {fmt.ms(slowest - cost)} without these {fmt.ms(cost)}"
     values = {f.name: getattr(finding, f.name) for f in fields(Finding)}
     promised = finding.evidence.get("promised") is True

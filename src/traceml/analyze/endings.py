@@ -127,7 +127,7 @@ def describe(ranks: Ranks, noticed: Events, absent: Sequence[int] = ()) -> str |
         text = f"{_some(absent)} left no recording and may have ended first, before any backward pass"
     elif error is not None and (first is None or len(ranks) == 1):
         unknown = f"no rank is known to have ended first; r{error[0]}: "
-        return error[1] + _raised_where(ranks) if len(ranks) == 1 else unknown + error[1]
+        return error[1] + _raised_where(error[2]) if len(ranks) == 1 else unknown + error[1]
     elif first is None:
         return None
     else:
@@ -169,9 +169,7 @@ def _place(step: int | None, phase: str | None, line: str | None) -> str:
     return ", ".join(part for part in known if part)
 
 
-def _raised_where(ranks: Ranks) -> str:
-    """Where the only process raised its error."""
-    ((_, event),) = _errors(ranks)
+def _raised_where(event: RecordedEvent) -> str:
     return "" if event.step is None else f", {_place(event.step - 1, event.during, event.raised_at)}"
 
 
@@ -200,15 +198,16 @@ def _raised(end: RecordedEvent, ranks: Ranks) -> bool:
     return any(e.kind == "error" for e in ranks[end.rank].events)
 
 
-def first_error(ranks: Ranks) -> tuple[int, str] | None:
-    """The first exception; one from an exchange comes last, since it may only echo another rank's end. Of
-    such a one, what happened is enough: torch adds its source line and general advice."""
-    errors = [(is_echo(event), event.time_ns, rank, str(event.message)) for rank, event in _errors(ranks)]
+def first_error(ranks: Ranks) -> tuple[int, str, RecordedEvent] | None:
+    """The rank, message and event of the first exception. One from an exchange comes last, since it may only
+    echo another rank's end; of its message what happened is enough, without torch's source line and advice."""
+    errors = _errors(ranks)
     if not errors:
         return None
-    of_peer, _, rank, message = min(errors)
+    rank, event = min(errors, key=lambda found: (is_echo(found[1]), found[1].time_ns, found[0]))
+    of_peer, message = is_echo(event), str(event.message)
     message = SOURCE_LINE.sub("", message).partition(". ")[0] if of_peer else message
-    return rank, message.strip()
+    return rank, message.strip(), event
 
 
 def is_echo(event: RecordedEvent) -> bool:

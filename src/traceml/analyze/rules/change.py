@@ -212,11 +212,17 @@ def _which(slow: NDArray[np.int64], count: int) -> str:
 
 def _more_batches(window: w.Window, slow: Any, others: Any) -> str:
     """Slow steps that take more batches than the others are no riddle."""
+    more, words = more_batches(window, slow, others)
+    return f"; they take {words}" if more > 1 else ""
+
+
+def more_batches(window: w.Window, slow: Any, others: Any) -> tuple[float, str]:
+    """How many times as many batches these steps take as the others, and that in words."""
     if not window.more_batches.any():
-        return ""
+        return 1.0, ""
     many, usual = (1 + float(np.median(window.more_batches[:, at])) for at in (slow, others))
     what = "backward passes" if window.input_inferred else "batches"
-    return f"; they take {many:g} {what} instead of {usual:g}" if many > usual else ""
+    return many / usual, f"{many:g} {what} instead of {usual:g}"
 
 
 def _find_cause(

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from traceml.analyze import window as w
-from traceml.analyze.rules.change import GARBAGE_COLLECTION, Cause, explaining, named
+from traceml.analyze.rules.change import GARBAGE_COLLECTION, Cause, explaining, more_batches, named
 from traceml.analyze.rules.rule import Measured, Rule, Thresholds, beyond_delay
 from traceml.analyze.views import TimeView
 from traceml.schema import catalog as c
@@ -30,8 +30,12 @@ def stall(view: TimeView) -> Measured | None:
     share = lost / float(window.net_step_ns.sum(axis=1).max())
     longest = at[np.argmax(view.slowest_steps[at])]
     stops = {i: _find_stop(view, i, float(view.slowest_steps[i]) - typical) for i in (longest, *at)}
-    clauses = [f"Step {window.steps[i]} took {_took(view, i)}, {stops[i].words['where']}" for i in stops]
-    main, works = stops[longest], _does_more(view, int(longest))
+    works = {i: _does_more(view, i) for i in stops}
+    clauses = [
+        f"Step {window.steps[i]} took {_took(view, i)}, {stop.words['where']}{works[i]}"
+        for i, stop in stops.items()
+    ]
+    main = stops[longest]
     everyone = "the training" if len(window.ranks) < 2 else "all ranks"
     stopped: dict[str, list[str]] = {}
     for i, stop in stops.items():
@@ -42,8 +46,8 @@ def stall(view: TimeView) -> Measured | None:
     return Measured(
         level=beyond_delay(share, window.cpu_delay_share),
         score=share,
-        words={"steps": ". ".join(clauses) + works, "what": what},
-        action=MORE_WORK if works else None,
+        words={"steps": ". ".join(clauses), "what": what},
+        action=MORE_WORK if works[longest] else None,
         phase=main.phase,
         ranks=tuple(sorted({rank for stop in stops.values() for rank in stop.ranks})),
         evidence={
@@ -61,14 +65,9 @@ def stall(view: TimeView) -> Measured | None:
 
 def _does_more(view: TimeView, at: int) -> str:
     """A step that ran the model more often by about as much as it took longer was not stopped."""
-    window = view.window
-    if not window.more_batches.any():
-        return ""
-    many = float(window.more_batches[:, at].max()) + 1
-    usual = float(np.median(window.more_batches)) + 1
     longer = float(view.slowest_steps[at] / np.median(view.slowest_steps))
-    what = "backward passes" if window.input_inferred else "batches"
-    return f", with {many:g} {what} instead of {usual:g}" if many / usual >= longer / 2 else ""
+    more, words = more_batches(view.window, at, slice(None))
+    return f", with {words}" if more > 1 and more >= longer / 2 else ""
 
 
 def _took(view: TimeView, at: int) -> str:

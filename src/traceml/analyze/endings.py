@@ -200,7 +200,7 @@ def _raised(end: RecordedEvent, ranks: Ranks) -> bool:
 
 def first_error(ranks: Ranks) -> tuple[int, str, RecordedEvent] | None:
     """The rank, message and event of the first exception. One from an exchange comes last, since it may only
-    echo another rank's end; of its message what happened is enough, without torch's source line and advice."""
+    echo another rank's end; its message is cut to what happened, without torch's advice."""
     errors = _errors(ranks)
     if not errors:
         return None

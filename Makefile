@@ -33,6 +33,7 @@ PAGE := $(filter-out web/node_modules web/src/schema.ts,$(wildcard web/* web/src
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt src/traceml/capture/_switch.c $(PAGE) | $(BIN)/python
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch setuptools
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e .
+	$(BIN)/python -m compileall -q src/traceml  # as pip does for a wheel; some machines write no bytecode by themselves
 	@touch $@
 
 $(VENV)/.installed-dev: requirements-dev.txt requirements-test.txt $(VENV)/.installed

@@ -129,7 +129,7 @@ def _hot_ns(function: Callable[[], object], rounds: int = 100) -> int:
     return (time.perf_counter_ns() - began) // rounds
 
 
-def _cold_ns(function: Callable[[], object], rounds: int = 25) -> int:
+def _cold_ns(function: Callable[[], object], rounds: int = 9) -> int:
     """Median cost of one call right after something else had the CPU's caches, as in a real step.
 
     Compiling Python runs through much code and data; in a tight loop the same call costs a quarter.

@@ -5,13 +5,15 @@ A signal that was sent to us alone (`docker stop`, `kill`) is passed on; one tha
 is not. We never react by dying: the verdict comes after the command has ended.
 """
 
+import contextlib
 import errno
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from traceml.errors import say
 from traceml.monitor.launch import shell_command
@@ -152,10 +154,22 @@ def _start_patiently(
     return _start(command, environment, ignores_sigchld)
 
 
-def end_like(code: int) -> int:
-    """Our own exit code; if a signal killed the command, die of the same one so that callers see it."""
-    if code >= 0:
-        return code
+def end_like(code: int) -> NoReturn:
+    """End this process with the command's exit code; if a signal killed the command, by the same signal, so
+    that callers see it.
+
+    At once, because all is written: taking Python and NumPy apart takes longer than making the verdict.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    if code < 0:
+        _die_of(-code)
+        code = 128 - code  # it did not kill (process 1 of a container): the number that a shell gives
+    os._exit(code)
+
+
+def _die_of(number: int) -> None:
     try:
         import resource
 
@@ -163,9 +177,8 @@ def end_like(code: int) -> int:
     except (ImportError, OSError, ValueError):
         pass
     try:
-        signal.signal(-code, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
+        signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     except (AttributeError, OSError, ValueError):
         pass  # SIGKILL, one of the C library's own, or no such thing here (Windows)
-    os.kill(os.getpid(), -code)
-    return 128 - code  # the signal does not kill (process 1 of a container): the number that a shell gives
+    os.kill(os.getpid(), number)

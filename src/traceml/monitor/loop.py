@@ -19,8 +19,6 @@ REQUEST_EVERY_S: Final = 0.1
 YOUNG_SAMPLES: Final = 8
 YOUNG_INTERVAL_S: Final = 0.25
 """The first samples of a run come faster, so that short runs have some too."""
-LOADED_AT: Final = 5
-"""So many of them left: what makes the result is loaded now, not when the command has ended."""
 
 
 class Monitor:
@@ -99,7 +97,8 @@ class Monitor:
         finish(self.folder, ended, settle, quiet, self._settings.html_report)
 
     def _prepare(self) -> None:
-        # Imported only now, while the command is starting.
+        # Imported only now, while the command is starting, and before it has ended.
+        import traceml.monitor.result  # noqa: F401
         from traceml.monitor.gauges import Gauges
         from traceml.monitor.gpus import find_gpus
         from traceml.monitor.watchdog import Watchdog
@@ -126,8 +125,6 @@ class Monitor:
             self._gauges.sample(threads)
             if threads and self._young:
                 self._young -= 1
-                if self._young == LOADED_AT:
-                    import traceml.monitor.result  # noqa: F401
 
     def _answer_requests(self) -> None:
         if self._tail is None:

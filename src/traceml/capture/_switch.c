@@ -2,7 +2,7 @@
  *
  * Optional: where this module cannot be built or loaded, the Python class in switch.py does the work. It is built
  * against the limited API, so one binary serves every CPython from 3.10 on (not the free-threaded builds).
- * switch.py passes the constants of catalog.py to configure(), so they are written down once.
+ * switch.py passes the constants of slots.py to configure(), so they are written down once.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* RUSAGE_THREAD */
@@ -78,16 +78,16 @@ extern PyObject *PyVectorcall_Call(PyObject *callable, PyObject *tuple, PyObject
 #define MOST_LEFT_OVER 16
 
 static struct {
-    int slots, recorded, first_user, first_wait, after_validation, after_pending, pending_gap, pending_no_grad;
+    int slots, recorded, first_user, first_wait, pending_gap; /* in the order of switch.py */
     int input, forward, no_grad, backward, sync, optimizer, validation, checkpoint, wait_start, wait_forward;
-    int short_gap_ns, gap_weight, watch_at_first, watch_from, watch_most, input_inferred;
-    int look_always_ns, look_every, look_on, look_fade, look_share;
+    int short_gap_ns, gap_weight, watch_at_first, watch_from, watch_most;
+    int look_always_ns, look_every, look_on, look_fade, look_share, input_inferred;
     double node_factors[2];
     unsigned char is_wait[MOST_SLOTS];
     unsigned char after[MOST_SLOTS];
     unsigned char left_over[MOST_LEFT_OVER]; /* pairs: from, to */
     int left_overs;
-    PyObject *method, *switch_type;        /* types.MethodType, and Switch itself */
+    PyObject *method, *switch_type;        /* types.MethodType, and Switch itself; configure() gives what is above */
     PyObject *enter_block, *leave_block;   /* trace_step in Python, for what is unusual */
     PyObject *block_switch;                /* the switch whose steps trace_step ends */
     PyObject *training, *trains, *shape;   /* names of attributes */
@@ -148,18 +148,18 @@ static int64_t read_ns(clockid_t id) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static int64_t call_ns(PyObject *clock) {
+static int64_t call_number(PyObject *clock) {
     Py_INCREF(clock); /* it may replace itself while it runs */
     PyObject *value = PyObject_CallNoArgs(clock);
-    int64_t ns = value == NULL ? -1 : PyLong_AsLongLong(value);
-    if (ns == -1 && PyErr_Occurred()) PyErr_WriteUnraisable(clock); /* no caller expects this of a clock */
+    int64_t number = value == NULL ? -1 : PyLong_AsLongLong(value);
+    if (number == -1 && PyErr_Occurred()) PyErr_WriteUnraisable(clock); /* no caller expects this of a clock */
     Py_DECREF(clock);
     Py_XDECREF(value);
-    return ns;
+    return number;
 }
 
 static inline int64_t now_ns(Switch *s) {
-    return s->own_clock ? call_ns(s->clock) : read_ns(WALL_CLOCK);
+    return s->own_clock ? call_number(s->clock) : read_ns(WALL_CLOCK);
 }
 
 /* CPU time of this thread, and how often it has blocked; -1 where that is not counted. */
@@ -231,12 +231,7 @@ static int tell_mark(Switch *s, long long ended) {
 static inline int tell(Switch *s, long long ended) { return s->mark == Py_None ? 0 : tell_mark(s, ended); }
 
 static int64_t nodes_now(Switch *s) {
-    if (s->count_nodes == NULL || s->count_nodes == Py_None) return 0;
-    PyObject *value = PyObject_CallNoArgs(s->count_nodes);
-    int64_t count = value == NULL ? 0 : PyLong_AsLongLong(value);
-    Py_XDECREF(value);
-    if (PyErr_Occurred()) PyErr_Clear();
-    return count;
+    return s->count_nodes == NULL || s->count_nodes == Py_None ? 0 : call_number(s->count_nodes);
 }
 
 static int64_t nodes_after(Switch *s, int64_t nodes) {
@@ -293,7 +288,6 @@ static int64_t end_gap(Switch *s, int64_t now, long long before) {
     unsigned char *watch = &s->watch[at(s->current)];
     if (gap <= cfg.short_gap_ns) {
         int is_loss = before == cfg.backward || (before >= 0 && s->current == cfg.wait_forward);
-        s->is_watched = 0;
         if (*watch && --*watch == cfg.watch_from - 1) s->watching -= 1;
         if (!is_loss) s->busy_wait_ns += gap;
         return is_loss ? gap : 0;
@@ -302,7 +296,6 @@ static int64_t end_gap(Switch *s, int64_t now, long long before) {
     use_of_gap(s, gap, before, &busy, &work);
     s->busy_wait_ns += busy - work;
     if (gap >= cfg.look_always_ns) s->long_ns += gap;
-    s->is_watched = 0;
     int seen = *watch;
     *watch = (unsigned char)(seen + cfg.gap_weight > cfg.watch_most ? cfg.watch_most : seen + cfg.gap_weight);
     if (seen < cfg.watch_from && *watch >= cfg.watch_from) {
@@ -317,6 +310,7 @@ static long long start(Switch *s, int64_t now, long long slot, long long charged
     long long outer = s->current;
     s->since = now;
     s->current = slot;
+    s->is_watched = 0;
     s->switches += 1;
     if (slot == cfg.forward) s->forwards += 1;
     if (slot == cfg.backward) s->backwards += 1;
@@ -374,27 +368,6 @@ static long long compute(Switch *s, long long slot) {
 static PyObject *Switch_enter_compute(Switch *s, PyObject *arg) {
     long long slot;
     return slot_of(arg, &slot) < 0 ? NULL : answer(compute(s, slot));
-}
-
-static PyObject *Switch_enter_optimizer(Switch *s, PyObject *unused) {
-    int in_backward = s->current == cfg.backward || s->current == cfg.sync;
-    return answer(in_backward && !foreign(s) ? inside(s, cfg.optimizer) : compute(s, cfg.optimizer));
-}
-
-static PyObject *enter_after(Switch *s, int place, int gap_slot, int slot) {
-    if (s->current < cfg.first_user || foreign(s)) return answer(PASS);
-    if (s->current != place) return answer(inside(s, slot));
-    s->is_watched = 0;
-    s->current = gap_slot;
-    return answer(inside(s, slot) == FAILED ? FAILED : place);
-}
-
-static PyObject *Switch_enter_validation(Switch *s, PyObject *unused) {
-    return enter_after(s, cfg.after_validation, cfg.validation, cfg.validation);
-}
-
-static PyObject *Switch_enter_pending(Switch *s, PyObject *unused) {
-    return enter_after(s, cfg.after_pending, cfg.pending_gap, cfg.pending_no_grad);
 }
 
 /* The time; -1 with an exception set when the device clock raised. */
@@ -474,11 +447,6 @@ static PyObject *Switch_flush(Switch *s, PyObject *arg) {
 static void clear_counts(Switch *s) {
     s->fetches = s->forwards = s->backwards = s->samples = s->tokens = 0;
     s->gc_ns = s->gc_wait_ns = s->busy_wait_ns = 0;
-}
-
-static PyObject *Switch_forget_counts(Switch *s, PyObject *unused) {
-    clear_counts(s);
-    Py_RETURN_NONE;
 }
 
 static PyObject *Switch_fetched(Switch *s, PyObject *args) {
@@ -611,15 +579,7 @@ static int ends_step(Switch *s, PyObject *optimizer) {
     return 1;
 }
 
-/* leave_step(outer, optimizer) -> 0, or the time when somebody else must look whether the step ends */
-static PyObject *Switch_leave_step(Switch *s, PyObject *args) {
-    PyObject *outer, *optimizer;
-    if (!PyArg_ParseTuple(args, "OO", &outer, &optimizer)) return NULL;
-    PyObject *now = Switch_leave(s, outer);
-    if (now == NULL || !ends_step(s, optimizer)) return now;
-    Py_DECREF(now);
-    return PyLong_FromLong(0);
-}
+static PyObject *Switch_ends_step(Switch *s, PyObject *optimizer) { return PyBool_FromLong(ends_step(s, optimizer)); }
 
 /* ---- a recording that somebody truncates ------------------------------------------------------------------------- */
 
@@ -688,73 +648,48 @@ static PyObject *Switch_show_in(Switch *s, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* Give back what this switch, or what it was before, holds. */
+static void drop(Switch *s) {
+    PyObject *held[] = {s->mark, s->layers, s->count_nodes, s->clock, s->thread_clock};
+    if (s->has_live) PyBuffer_Release(&s->live);
+    if (s->has_rows) PyBuffer_Release(&s->rows);
+    for (size_t i = 0; i < sizeof held / sizeof *held; i++) Py_XDECREF(held[i]);
+}
+
 static int Switch_init(Switch *s, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"clock", "thread_clock", NULL};
-    PyObject *clock = NULL, *thread_clock = NULL;
+    PyObject *clock = NULL, *thread_clock = Py_None;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO", names, &clock, &thread_clock)) return -1;
     if (cfg.slots == 0) {
         PyErr_SetString(PyExc_RuntimeError, "configure() first");
         return -1;
     }
     PyObject *time = PyImport_ImportModule("time");
-    if (time == NULL) return -1;
+    PyObject *usual_clock = time == NULL ? NULL : PyObject_GetAttrString(time, "perf_counter_ns");
+    Py_XDECREF(time);
+    if (usual_clock == NULL) return -1;
+    Switch before = *s;
+    memset(&s->thread, 0, sizeof *s - offsetof(Switch, thread));
     s->own_clock = clock != NULL;
-    PyObject *first = clock ? Py_NewRef(clock) : PyObject_GetAttrString(time, "perf_counter_ns");
-    PyObject *second = Py_NewRef(thread_clock ? thread_clock : Py_None);
-    Py_DECREF(time);
-    if (first == NULL) {
-        Py_DECREF(second);
-        return -1;
-    }
-    PyObject *old = s->clock, *old_thread = s->thread_clock, *old_mark = s->mark, *old_nodes = s->count_nodes;
-    PyObject *old_layers = s->layers;
-    s->clock = first;
-    s->thread_clock = second;
+    s->clock = Py_NewRef(clock ? clock : usual_clock);
+    s->thread_clock = Py_NewRef(thread_clock);
     s->mark = Py_NewRef(Py_None);
     s->count_nodes = Py_NewRef(Py_None);
     s->layers = Py_NewRef(Py_None);
-    Py_XDECREF(old_layers);
-    Py_XDECREF(old_nodes);
-    Py_XDECREF(old);
-    Py_XDECREF(old_thread);
-    Py_XDECREF(old_mark);
-    if (s->has_live) PyBuffer_Release(&s->live);
-    s->has_live = 0;
-    s->shown = NULL;
     s->thread = -1;
-    s->asked = NULL;
     s->current = cfg.wait_start;
-    memset(s->totals, 0, sizeof s->totals);
-    clear_counts(s);
     memset(s->watch, cfg.watch_at_first, sizeof s->watch);
-    memset(s->uses, 0, sizeof s->uses);
-    s->looks = s->looks_left = s->long_ns = s->span_ns = 0;
-    s->switches = s->watching = s->is_watched = s->cpu_since = s->blocked_since = s->nodes_since = 0;
-    s->phase_slot = s->phase_began = s->phase_nodes = s->step_nodes = 0;
-    s->node_forward = s->node_backward = 0;
-    s->step_flags = s->blocks = s->block_depth = s->look_first = s->input_from = s->gradients = 0;
-    if (s->has_rows) PyBuffer_Release(&s->rows);
-    s->has_rows = 0;
-    s->row_at = s->row_end = s->row_size = 0;
-    s->step = s->sequence = s->rss = s->allocated = s->reserved = s->flags = 0;
-    s->fast_end = s->leader = s->reading_due = s->loader = 0;
     s->visit = LLONG_MAX;
-    memset(s->own, 0, sizeof s->own);
-    s->first_start = s->sampled = 0;
     s->attention = 1;
+    Py_DECREF(usual_clock);
+    drop(&before);
     s->begin = s->since = now_ns(s);
     return PyErr_Occurred() ? -1 : 0;
 }
 
 static void Switch_dealloc(Switch *s) {
     PyTypeObject *type = Py_TYPE((PyObject *)s);
-    Py_XDECREF(s->mark);
-    Py_XDECREF(s->layers);
-    Py_XDECREF(s->count_nodes);
-    Py_XDECREF(s->clock);
-    Py_XDECREF(s->thread_clock);
-    if (s->has_live) PyBuffer_Release(&s->live);
-    if (s->has_rows) PyBuffer_Release(&s->rows);
+    drop(s);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(s);
     Py_DECREF(type);
@@ -764,9 +699,6 @@ static PyMethodDef Switch_methods[] = {
     {"enter", (PyCFunction)Switch_enter, METH_O, NULL},
     {"enter_inside", (PyCFunction)Switch_enter_inside, METH_O, NULL},
     {"enter_compute", (PyCFunction)Switch_enter_compute, METH_O, NULL},
-    {"enter_optimizer", (PyCFunction)Switch_enter_optimizer, METH_NOARGS, NULL},
-    {"enter_validation", (PyCFunction)Switch_enter_validation, METH_NOARGS, NULL},
-    {"enter_pending", (PyCFunction)Switch_enter_pending, METH_NOARGS, NULL},
     {"leave", (PyCFunction)Switch_leave, METH_O, NULL},
     {"gradient_ready", (PyCFunction)Switch_gradient_ready, METH_O, NULL},
     {"charged", (PyCFunction)Switch_charged, METH_O, NULL},
@@ -776,9 +708,8 @@ static PyMethodDef Switch_methods[] = {
     {"rows_into", (PyCFunction)Switch_rows_into, METH_VARARGS, NULL},
     {"publish", (PyCFunction)Switch_publish, METH_VARARGS, NULL},
     {"return_to", (PyCFunction)Switch_return_to, METH_O, NULL},
-    {"leave_step", (PyCFunction)Switch_leave_step, METH_VARARGS, NULL},
+    {"ends_step", (PyCFunction)Switch_ends_step, METH_O, NULL},
     {"fetched", (PyCFunction)Switch_fetched, METH_VARARGS, NULL},
-    {"forget_counts", (PyCFunction)Switch_forget_counts, METH_NOARGS, NULL},
     {"show_in", (PyCFunction)Switch_show_in, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -852,7 +783,7 @@ static PyType_Slot Switch_slots[] = {
 };
 
 static PyType_Spec Switch_spec = {
-    "traceml.capture._switch.Switch", sizeof(Switch), 0, Py_TPFLAGS_DEFAULT, Switch_slots,
+    "traceml.capture._switch.Switch", sizeof(Switch), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, Switch_slots,
 };
 
 /* ---- Seam: a wrapped call whose usual case needs no Python frame ------------------------------------------------ */
@@ -1124,35 +1055,27 @@ static PyObject *Seam_get(PyObject *self, PyObject *object, PyObject *type) {
 static int Seam_init(Seam *m, PyObject *args, PyObject *kwargs) {
     PyObject *original, *twin, *failed, *extra, *sw;
     int kind, slot;
-    if (!PyArg_ParseTuple(args, "OOOOOii", &original, &twin, &failed, &extra, &sw, &kind, &slot)) return -1;
-    if (!PyObject_TypeCheck(sw, (PyTypeObject *)cfg.switch_type) || slot < 0 || slot >= cfg.slots) {
-        PyErr_SetString(PyExc_TypeError, "a Switch and one of its slots are expected");
+    if (!PyArg_ParseTuple(args, "OOOOO!ii", &original, &twin, &failed, &extra, cfg.switch_type, &sw, &kind, &slot))
         return -1;
-    }
     Py_ssize_t optimizer_at = kind == SEAM_STEP ? PyLong_AsSsize_t(twin) : 0;
-    if (optimizer_at < 0) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "no such argument");
+    if (kind < SEAM_FORWARD || kind > SEAM_STEP || slot < 0 || slot >= cfg.slots || optimizer_at < 0) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "no such kind, slot or argument");
         return -1;
     }
-    m->optimizer_at = optimizer_at;
-    m->original = original;
-    m->twin = twin;
-    m->failed = failed;
-    m->extra = extra;
-    m->sw = (Switch *)sw;
+    /* A seam lives as long as the process: its references are never given back. */
+    m->original = Py_NewRef(original);
+    m->twin = Py_NewRef(twin);
+    m->failed = Py_NewRef(failed);
+    m->extra = Py_NewRef(extra);
+    m->sw = (Switch *)Py_NewRef(sw);
     m->kind = kind;
     m->slot = slot;
+    m->optimizer_at = optimizer_at;
     if (PyObject_TypeCheck(extra, &PyCFunction_Type) && PyCFunction_GetFlags(extra) == METH_NOARGS) {
         m->quick = PyCFunction_GetFunction(extra);
         m->quick_self = PyCFunction_GetSelf(extra);
     }
     m->call = Seam_call;
-    /* A seam lives as long as the process: its references are never given back. */
-    Py_INCREF(m->original);
-    Py_INCREF(m->twin);
-    Py_INCREF(m->failed);
-    Py_INCREF(m->extra);
-    Py_INCREF(sw);
     return 0;
 }
 
@@ -1290,46 +1213,18 @@ static PyObject *blocks_use(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* configure(numbers by name, is_wait, after, left_over, node factors, MethodType): what slots.py says */
+/* configure(the begin of `cfg`, MethodType): what slots.py says */
 static PyObject *configure(PyObject *module, PyObject *args) {
-    struct { const char *name; int *to; } numbers[] = {
-        {"slots", &cfg.slots}, {"recorded", &cfg.recorded}, {"first_user", &cfg.first_user},
-        {"first_wait", &cfg.first_wait}, {"after_validation", &cfg.after_validation},
-        {"after_pending", &cfg.after_pending}, {"pending_gap", &cfg.pending_gap},
-        {"pending_no_grad", &cfg.pending_no_grad}, {"input", &cfg.input}, {"forward", &cfg.forward},
-        {"no_grad", &cfg.no_grad}, {"backward", &cfg.backward}, {"sync", &cfg.sync}, {"optimizer", &cfg.optimizer},
-        {"validation", &cfg.validation}, {"checkpoint", &cfg.checkpoint}, {"wait_start", &cfg.wait_start},
-        {"wait_forward", &cfg.wait_forward}, {"short_gap_ns", &cfg.short_gap_ns}, {"gap_weight", &cfg.gap_weight},
-        {"watch_at_first", &cfg.watch_at_first}, {"watch_from", &cfg.watch_from}, {"watch_most", &cfg.watch_most},
-        {"look_always_ns", &cfg.look_always_ns}, {"look_every", &cfg.look_every}, {"look_on", &cfg.look_on},
-        {"look_fade", &cfg.look_fade}, {"look_share", &cfg.look_share},
-        {"input_inferred", &cfg.input_inferred},
-    };
-    PyObject *given, *method;
-    const char *is_wait, *after, *left_over;
-    Py_ssize_t n, m, pairs;
-    double between, loss;
-    if (!PyArg_ParseTuple(args, "O!y#y#y#ddO", &PyDict_Type, &given, &is_wait, &n, &after, &m, &left_over, &pairs,
-                          &between, &loss, &method))
-        return NULL;
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        PyObject *value = PyDict_GetItemString(given, numbers[i].name);
-        long number = value == NULL ? -1 : PyLong_AsLong(value);
-        if (value == NULL) PyErr_SetString(PyExc_KeyError, numbers[i].name);
-        if (PyErr_Occurred()) return NULL;
-        *numbers[i].to = (int)number;
-    }
-    if (cfg.slots > MOST_SLOTS || n != cfg.slots || m != cfg.slots || pairs > MOST_LEFT_OVER || pairs % 2) {
+    const char *given;
+    Py_ssize_t size;
+    PyObject *method;
+    if (!PyArg_ParseTuple(args, "y#O", &given, &size, &method)) return NULL;
+    if ((char *)&cfg + size == (char *)(&cfg.left_overs + 1)) memcpy(&cfg, given, (size_t)size);
+    if (cfg.slots <= 0 || cfg.slots > MOST_SLOTS || cfg.left_overs > MOST_LEFT_OVER || cfg.left_overs % 2) {
         cfg.slots = 0;
         PyErr_SetString(PyExc_ValueError, "slot tables do not fit");
         return NULL;
     }
-    memcpy(cfg.is_wait, is_wait, (size_t)n);
-    memcpy(cfg.after, after, (size_t)m);
-    memcpy(cfg.left_over, left_over, (size_t)pairs);
-    cfg.left_overs = (int)pairs;
-    cfg.node_factors[0] = between;
-    cfg.node_factors[1] = loss;
     cfg.method = Py_NewRef(method);
     Py_RETURN_NONE;
 }
@@ -1355,25 +1250,16 @@ static PyMethodDef methods[] = {
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_switch", NULL, -1, methods, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__switch(void) {
+    struct { const char *name; PyType_Spec *spec; } types[] = {
+        {"Seam", &Seam_spec}, {"trace_step", &Block_spec}, {"Switch", &Switch_spec},
+    };
     PyObject *made = PyModule_Create(&module);
-    if (made == NULL) return NULL;
-    PyObject *type = PyType_FromSpec(&Switch_spec);
-    PyObject *seam = PyType_FromSpec(&Seam_spec);
-    PyObject *block = PyType_FromSpec(&Block_spec);
-    if (type == NULL || seam == NULL || block == NULL || PyModule_AddObjectRef(made, "Switch", type) < 0 ||
-        PyModule_AddObjectRef(made, "Seam", seam) < 0 || PyModule_AddObjectRef(made, "trace_step", block) < 0) {
-        Py_XDECREF(type);
-        Py_XDECREF(seam);
-        Py_XDECREF(block);
-        Py_DECREF(made);
-        return NULL;
+    for (size_t i = 0; made != NULL && i < sizeof types / sizeof *types; i++) {
+        cfg.switch_type = PyType_FromSpec(types[i].spec); /* the last one is kept: seams check what they are given */
+        if (cfg.switch_type == NULL || PyModule_AddObjectRef(made, types[i].name, cfg.switch_type) < 0) return NULL;
     }
-    Py_DECREF(seam);
-    Py_DECREF(block);
     cfg.training = PyUnicode_InternFromString("training");
     cfg.trains = PyUnicode_InternFromString("_traceml_trains");
     cfg.shape = PyUnicode_InternFromString("shape");
-    if (cfg.training == NULL || cfg.trains == NULL || cfg.shape == NULL) return NULL;
-    cfg.switch_type = type; /* kept: seams check what they are given */
-    return made;
+    return cfg.training == NULL || cfg.trains == NULL || cfg.shape == NULL ? NULL : made;
 }

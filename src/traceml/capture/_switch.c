@@ -627,24 +627,21 @@ static PyObject *was_truncated(PyObject *module, PyObject *unused) {
 static PyObject *Switch_show_in(Switch *s, PyObject *args) {
     PyObject *buffer;
     Py_ssize_t offset;
+    Py_buffer live, before = s->live;
     if (!PyArg_ParseTuple(args, "On", &buffer, &offset)) return NULL;
-    s->shown = NULL;
-    if (s->has_live) {
-        PyBuffer_Release(&s->live);
-        s->has_live = 0;
+    if (PyObject_GetBuffer(buffer, &live, PyBUF_WRITABLE) < 0) return NULL;
+    if (offset < 0 || offset >= live.len) {
+        PyBuffer_Release(&live);
+        PyErr_SetString(PyExc_ValueError, "offset outside the buffer");
+        return NULL;
     }
-    if (buffer != Py_None) {
-        if (PyObject_GetBuffer(buffer, &s->live, PyBUF_WRITABLE) < 0) return NULL;
-        if (offset < 0 || offset >= s->live.len) {
-            PyBuffer_Release(&s->live);
-            PyErr_SetString(PyExc_ValueError, "offset outside the buffer");
-            return NULL;
-        }
-        s->live_at = offset;
-        s->has_live = 1;
-        s->shown = (unsigned char *)s->live.buf + offset;
-        guard(s);
-    }
+    int had_live = s->has_live;
+    s->live = live;
+    s->live_at = offset;
+    s->has_live = 1;
+    s->shown = (unsigned char *)live.buf + offset;
+    guard(s);
+    if (had_live) PyBuffer_Release(&before);
     Py_RETURN_NONE;
 }
 

@@ -69,7 +69,7 @@ class PythonSwitch(_Unusual):
         self.clock, self.thread_clock = clock, thread_clock
         self.count_nodes: Callable[[], int] | None = None  # operations that autograd has recorded so far
         self.thread = -1  # nobody: every call passes straight through
-        self.show_in(None, 0)
+        self.show_in(bytearray(1), 0)
         self.mark: Callable[[int], None] | None = None  # device clock: told which slot just ended
         self.totals = _ZEROS.copy()
         self.current = c.WAIT_START
@@ -340,8 +340,7 @@ class PythonSwitch(_Unusual):
 
     def show_in(self, buffer: Any, offset: int) -> None:
         """From now on the current slot can be seen in this byte."""
-        self.live: Any = bytearray(1) if buffer is None else buffer
-        self.live_at = 0 if buffer is None else offset
+        self.live, self.live_at = buffer, offset
 
     def restart(self, now: int) -> None:
         """Begin a new step at `now`."""

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from traceml.capture.rank import identify
 from traceml.capture.request import ask, flat, numbers, outside_steps
@@ -35,48 +35,32 @@ LONGEST_TAG: Final = 5000
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What there is to log: the figures, the report, and a folder with the files."""
+    """What there is to log."""
 
     figures: dict[str, str | float]
-    text: str
-    folder: Path
-
-    @property
-    def numbers(self) -> dict[str, float]:
-        """The figures without texts."""
-        return numbers(self.figures)
-
-    @property
-    def step(self) -> int:
-        """How many steps were completed."""
-        return int(self.numbers.get("traceml/steps", 0))
-
-
-class TrackerRun(Protocol):
-    """A run of a tracker that is going on."""
-
-    def log_end(self, result: Result) -> None:
-        """Log everything."""
-
-    def log_live(self, figures: dict[str, float], step: int) -> None:
-        """Log how it goes; called from a thread of its own."""
+    numbers: dict[str, float]  # the figures without texts
+    step: int  # how many were completed
+    text: str  # the report
+    folder: Path  # with the files
 
 
 class Reporter:
-    """What the wrappers of one tracker call."""
+    """What the wrappers of one tracker call.
+
+    A run of a tracker is an object with `log_end(result)`, and `log_live(numbers, step)`, which is called
+    from a thread of its own.
+    """
 
     def __init__(self, name: str, session: Session, every_s: float | None = None) -> None:
-        self.name = name
-        self.open: dict[object, TrackerRun] = {}
-        self._session = session
-        self._every_s = every_s
+        self.name, self._session, self._every_s = name, session, every_s
         self._pid = os.getpid()
+        self.open: dict[object, Any] = {}
         self._ended: set[object] = set()
         self._at_exit = False
         self._thread: threading.Thread | None = None
         self.guard = failsafe(f"reporting to {name}", None, any_library=True)
 
-    def begins(self, key: object, run: TrackerRun) -> None:
+    def begins(self, key: object, run: Any) -> None:
         """The script has started a run of the tracker, known by `key` from now on."""
         if not self._is_first_rank():
             return
@@ -89,7 +73,7 @@ class Reporter:
             self._thread = threading.Thread(target=self._log_now_and_then, daemon=True)
             self._thread.start()
 
-    def ends(self, key: object, run: TrackerRun) -> None:
+    def ends(self, key: object, run: Any) -> None:
         """That run is about to end: the last moment to log something to it."""
         self.open.pop(key, None)
         if key not in self._ended and self._session.writer is not None and self._is_first_rank():
@@ -107,7 +91,7 @@ class Reporter:
     def _ask(self) -> dict[str, Any] | None:
         return ask(self._session.run_dir or "", ANSWER_S)
 
-    def _report(self, run: TrackerRun) -> None:
+    def _report(self, run: Any) -> None:
         found = self._ask()
         if found is None:
             return
@@ -115,9 +99,11 @@ class Reporter:
             folder = Path(name)
             (folder / "final_summary.json").write_text(json.dumps(found["summary"], indent=2))
             (folder / "final_summary.txt").write_text(found["text"])
-            result = Result(flat(found["summary"]), found["text"], folder)
+            figures = flat(found["summary"])
+            known = numbers(figures)
+            result = Result(figures, known, int(known.get("traceml/steps", 0)), found["text"], folder)
             if _in_time(self.guard, functools.partial(run.log_end, result)):
-                say(f"reported to {self.name}: {result.figures['traceml/diagnosis']}")
+                say(f"reported to {self.name}: {figures['traceml/diagnosis']}")
 
     def _log_now_and_then(self) -> None:
         log, never = self.guard(self._log_now), threading.Event()

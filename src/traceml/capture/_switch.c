@@ -343,16 +343,15 @@ static int slot_of(PyObject *arg, long long *slot) {
     return 0;
 }
 
-static PyObject *Switch_enter_inside(Switch *s, PyObject *arg) {
-    long long slot;
-    return slot_of(arg, &slot) < 0 ? NULL : answer(inside(s, slot));
-}
+/* A method that takes a slot. */
+#define OF_SLOT(name, result)                                  \
+    static PyObject *Switch_##name(Switch *s, PyObject *arg) { \
+        long long slot;                                        \
+        return slot_of(arg, &slot) < 0 ? NULL : (result);      \
+    }
 
-static PyObject *Switch_enter(Switch *s, PyObject *arg) {
-    long long slot;
-    if (slot_of(arg, &slot) < 0) return NULL;
-    return answer(s->current < cfg.first_user || foreign(s) ? PASS : inside(s, slot));
-}
+OF_SLOT(enter_inside, answer(inside(s, slot)))
+OF_SLOT(enter, answer(s->current < cfg.first_user || foreign(s) ? PASS : inside(s, slot)))
 
 static long long compute(Switch *s, long long slot) {
     long long outer = s->current;
@@ -365,10 +364,7 @@ static long long compute(Switch *s, long long slot) {
     return start(s, now, slot, 2 * work >= gap ? cfg.forward : outer);
 }
 
-static PyObject *Switch_enter_compute(Switch *s, PyObject *arg) {
-    long long slot;
-    return slot_of(arg, &slot) < 0 ? NULL : answer(compute(s, slot));
-}
+OF_SLOT(enter_compute, answer(compute(s, slot)))
 
 /* The time; -1 with an exception set when the device clock raised. */
 static int64_t return_to(Switch *s, long long outer) {
@@ -392,15 +388,9 @@ static int64_t leave(Switch *s, long long outer) {
 
 static PyObject *time_or_error(int64_t now) { return now < 0 && PyErr_Occurred() ? NULL : PyLong_FromLongLong(now); }
 
-static PyObject *Switch_return_to(Switch *s, PyObject *arg) {
-    long long outer;
-    return slot_of(arg, &outer) < 0 ? NULL : time_or_error(return_to(s, outer));
-}
-
-static PyObject *Switch_leave(Switch *s, PyObject *arg) {
-    long long outer;
-    return slot_of(arg, &outer) < 0 ? NULL : time_or_error(leave(s, outer));
-}
+OF_SLOT(return_to, time_or_error(return_to(s, slot)))
+OF_SLOT(leave, time_or_error(leave(s, slot)))
+OF_SLOT(charged, PyLong_FromLongLong(s->totals[at(slot)]))
 
 /* A hook on parameters. The gradient of this one is ready: up to here it was work, what follows the last one is
  * waiting. Any thread may say so, because the training thread is inside the backward call and the caller holds the
@@ -415,11 +405,6 @@ static PyObject *Switch_gradient_ready(Switch *s, PyObject *parameter) {
     show(s);
     if (tell(s, cfg.backward) < 0) return NULL;
     Py_RETURN_NONE;
-}
-
-static PyObject *Switch_charged(Switch *s, PyObject *arg) {
-    long long slot;
-    return slot_of(arg, &slot) < 0 ? NULL : PyLong_FromLongLong(s->totals[at(slot)]);
 }
 
 static void move(Switch *s, int source, int target) {
@@ -627,7 +612,7 @@ static PyObject *was_truncated(PyObject *module, PyObject *unused) {
 static PyObject *Switch_show_in(Switch *s, PyObject *args) {
     PyObject *buffer;
     Py_ssize_t offset;
-    Py_buffer live, before = s->live;
+    Py_buffer live;
     if (!PyArg_ParseTuple(args, "On", &buffer, &offset)) return NULL;
     if (PyObject_GetBuffer(buffer, &live, PyBUF_WRITABLE) < 0) return NULL;
     if (offset < 0 || offset >= live.len) {
@@ -635,6 +620,7 @@ static PyObject *Switch_show_in(Switch *s, PyObject *args) {
         PyErr_SetString(PyExc_ValueError, "offset outside the buffer");
         return NULL;
     }
+    Py_buffer before = s->live;
     int had_live = s->has_live;
     s->live = live;
     s->live_at = offset;
@@ -692,22 +678,13 @@ static void Switch_dealloc(Switch *s) {
     Py_DECREF(type);
 }
 
+#define METHOD(name, takes) {#name, (PyCFunction)Switch_##name, takes, NULL}
+
 static PyMethodDef Switch_methods[] = {
-    {"enter", (PyCFunction)Switch_enter, METH_O, NULL},
-    {"enter_inside", (PyCFunction)Switch_enter_inside, METH_O, NULL},
-    {"enter_compute", (PyCFunction)Switch_enter_compute, METH_O, NULL},
-    {"leave", (PyCFunction)Switch_leave, METH_O, NULL},
-    {"gradient_ready", (PyCFunction)Switch_gradient_ready, METH_O, NULL},
-    {"charged", (PyCFunction)Switch_charged, METH_O, NULL},
-    {"move", (PyCFunction)Switch_move, METH_VARARGS, NULL},
-    {"flush", (PyCFunction)Switch_flush, METH_O, NULL},
-    {"restart", (PyCFunction)Switch_restart, METH_O, NULL},
-    {"rows_into", (PyCFunction)Switch_rows_into, METH_VARARGS, NULL},
-    {"publish", (PyCFunction)Switch_publish, METH_VARARGS, NULL},
-    {"return_to", (PyCFunction)Switch_return_to, METH_O, NULL},
-    {"ends_step", (PyCFunction)Switch_ends_step, METH_O, NULL},
-    {"fetched", (PyCFunction)Switch_fetched, METH_VARARGS, NULL},
-    {"show_in", (PyCFunction)Switch_show_in, METH_VARARGS, NULL},
+    METHOD(enter, METH_O), METHOD(enter_inside, METH_O), METHOD(enter_compute, METH_O), METHOD(leave, METH_O),
+    METHOD(return_to, METH_O), METHOD(gradient_ready, METH_O), METHOD(charged, METH_O), METHOD(flush, METH_O),
+    METHOD(restart, METH_O), METHOD(ends_step, METH_O), METHOD(move, METH_VARARGS), METHOD(publish, METH_VARARGS),
+    METHOD(fetched, METH_VARARGS), METHOD(rows_into, METH_VARARGS), METHOD(show_in, METH_VARARGS),
     {NULL, NULL, 0, NULL},
 };
 
@@ -728,44 +705,18 @@ static PyGetSetDef Switch_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
+#define MEMBER(name, kind, flags) {#name, kind, offsetof(Switch, name), flags, NULL}
+#define NUMBER(name) MEMBER(name, T_LONGLONG, 0)
+#define READ(name) MEMBER(name, T_LONGLONG, READONLY)
+
 static PyMemberDef Switch_members[] = {
-    {"thread", T_LONGLONG, offsetof(Switch, thread), 0, NULL},
-    {"attention", T_LONGLONG, offsetof(Switch, attention), 0, NULL},
-    {"since", T_LONGLONG, offsetof(Switch, since), READONLY, NULL},
-    {"begin", T_LONGLONG, offsetof(Switch, begin), READONLY, NULL},
-    {"switches", T_LONGLONG, offsetof(Switch, switches), READONLY, NULL},
-    {"fetches", T_LONGLONG, offsetof(Switch, fetches), 0, NULL},
-    {"forwards", T_LONGLONG, offsetof(Switch, forwards), READONLY, NULL},
-    {"backwards", T_LONGLONG, offsetof(Switch, backwards), READONLY, NULL},
-    {"gradients", T_LONGLONG, offsetof(Switch, gradients), 0, NULL},
-    {"busy_wait_ns", T_LONGLONG, offsetof(Switch, busy_wait_ns), 0, NULL},
-    {"watching", T_LONGLONG, offsetof(Switch, watching), READONLY, NULL},
-    {"step_flags", T_LONGLONG, offsetof(Switch, step_flags), 0, NULL},
-    {"blocks", T_LONGLONG, offsetof(Switch, blocks), 0, NULL},
-    {"block_depth", T_LONGLONG, offsetof(Switch, block_depth), 0, NULL},
-    {"look_first", T_LONGLONG, offsetof(Switch, look_first), 0, NULL},
-    {"input_from", T_LONGLONG, offsetof(Switch, input_from), 0, NULL},
-    {"count_nodes", T_OBJECT, offsetof(Switch, count_nodes), 0, NULL},
-    {"samples", T_LONGLONG, offsetof(Switch, samples), 0, NULL},
-    {"tokens", T_LONGLONG, offsetof(Switch, tokens), 0, NULL},
-    {"gc_ns", T_LONGLONG, offsetof(Switch, gc_ns), 0, NULL},
-    {"gc_wait_ns", T_LONGLONG, offsetof(Switch, gc_wait_ns), 0, NULL},
-    {"step", T_LONGLONG, offsetof(Switch, step), 0, NULL},
-    {"sequence", T_LONGLONG, offsetof(Switch, sequence), READONLY, NULL},
-    {"rss", T_LONGLONG, offsetof(Switch, rss), 0, NULL},
-    {"allocated", T_LONGLONG, offsetof(Switch, allocated), 0, NULL},
-    {"reserved", T_LONGLONG, offsetof(Switch, reserved), 0, NULL},
-    {"flags", T_LONGLONG, offsetof(Switch, flags), 0, NULL},
-    {"fast_end", T_LONGLONG, offsetof(Switch, fast_end), 0, NULL},
-    {"leader", T_LONGLONG, offsetof(Switch, leader), 0, NULL},
-    {"reading_due", T_LONGLONG, offsetof(Switch, reading_due), 0, NULL},
-    {"visit", T_LONGLONG, offsetof(Switch, visit), 0, NULL},
-    {"loader", T_LONGLONG, offsetof(Switch, loader), 0, NULL},
-    {"layers", T_OBJECT, offsetof(Switch, layers), 0, NULL},
-    {"row_at", T_PYSSIZET, offsetof(Switch, row_at), READONLY, NULL},
-    {"row_end", T_PYSSIZET, offsetof(Switch, row_end), READONLY, NULL},
-    {"mark", T_OBJECT, offsetof(Switch, mark), 0, NULL},
-    {"clock", T_OBJECT, offsetof(Switch, clock), READONLY, NULL},
+    READ(since), READ(begin), READ(switches), READ(forwards), READ(backwards), READ(watching), READ(sequence),
+    MEMBER(row_at, T_PYSSIZET, READONLY), MEMBER(row_end, T_PYSSIZET, READONLY), MEMBER(clock, T_OBJECT, READONLY),
+    NUMBER(thread), NUMBER(attention), NUMBER(loader), NUMBER(blocks), NUMBER(block_depth), NUMBER(look_first),
+    NUMBER(fetches), NUMBER(samples), NUMBER(tokens), NUMBER(gradients), NUMBER(busy_wait_ns), NUMBER(gc_ns),
+    NUMBER(gc_wait_ns), NUMBER(input_from), NUMBER(step_flags), NUMBER(step), NUMBER(rss), NUMBER(allocated),
+    NUMBER(reserved), NUMBER(flags), NUMBER(fast_end), NUMBER(leader), NUMBER(reading_due), NUMBER(visit),
+    MEMBER(mark, T_OBJECT, 0), MEMBER(layers, T_OBJECT, 0), MEMBER(count_nodes, T_OBJECT, 0),
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from traceml.capture.inputs import first_array
 from traceml.capture.session import Session
 from traceml.capture.slots import PASS, TRANSFORM, is_wait
-from traceml.capture.wrap import ORIGINAL, Function, around, hide_frame, replaces, seen_through, undo
+from traceml.capture.wrap import ORIGINAL, Function, around, passes, replaces, seen_through
 from traceml.capture.wrappers import failure_of, wrap_module_call
 from traceml.errors import failsafe
 from traceml.schema import catalog as c
@@ -58,9 +58,7 @@ def _forward_work(original: Function, session: Session, slot: int) -> Function:
             if outer != PASS:
                 switch.leave(outer)
         except BaseException as problem:
-            if undo(switch, before, slot):
-                failed(c.FORWARD, problem)
-            hide_frame(problem)
+            passes(problem, switch, before, {slot: c.FORWARD}, failed)
             raise
         return result
 

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from threading import get_ident
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from traceml.capture import slots
 from traceml.capture.slots import PENDING_EVAL, PENDING_FETCH
@@ -26,16 +26,6 @@ EARLY_ENOUGH: Final = 2
 MOST_FRAMES: Final = 3
 MOST_TENSORS: Final = 256
 _LIBRARIES: Final = ("torch", "traceml")
-
-
-class Counted(NamedTuple):
-    """How many batches, samples and tokens the running step has got, and how many sizes are open."""
-
-    step: int
-    open: int
-    fetches: int
-    samples: int
-    tokens: int
 
 
 class Inputs:
@@ -109,24 +99,25 @@ class Inputs:
         else:
             self._switch.fetched(*size_of(batch))
 
-    def counted(self) -> Counted | None:
-        """Before a framework's loader is asked for a batch; None where nothing is counted."""
+    def counted(self) -> tuple[int, int, int, int, int] | None:
+        """Before a framework's loader is asked for a batch: the step, how many sizes are open, and the
+        batches, samples and tokens that the step has got so far. None where nothing is counted."""
         switch = self._switch
         if switch.current < c.FIRST_USER or get_ident() != switch.thread:
             return None
-        return Counted(switch.step, len(self._sizes), switch.fetches, switch.samples, switch.tokens)
+        return switch.step, len(self._sizes), switch.fetches, switch.samples, switch.tokens
 
-    def handed_over(self, before: Counted, *batches: Any) -> None:
+    def handed_over(self, before: tuple[int, int, int, int, int], *batches: Any) -> None:
         """It gave these. A loader that looks ahead fetches more, or less: what it gave counts."""
-        switch = self._switch
+        switch, (step, sizes, *counts) = self._switch, before
         if self.feeds_validation:
             return
         if self.unresolved:
-            del self._sizes[before.open if before.open <= len(self._sizes) else 0 :]
+            del self._sizes[sizes if sizes <= len(self._sizes) else 0 :]
             self._sizes.extend(map(size_of, batches))
             return
-        if switch.step == before.step:
-            switch.fetches, switch.samples, switch.tokens = before.fetches, before.samples, before.tokens
+        if switch.step == step:
+            switch.fetches, switch.samples, switch.tokens = counts
         else:
             switch.fetches = switch.samples = switch.tokens = 0  # a step ended in between
         for batch in batches:

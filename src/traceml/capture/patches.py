@@ -5,6 +5,7 @@ docs/architecture.md says for each row who can notice it and which public hook w
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from traceml.capture import wrappers as w
@@ -44,7 +45,7 @@ PATCHES: tuple[Patch, ...] = (
     Patch("torch.optim.optimizer", "Optimizer._patch_step_function", w.wrap_patch_step_function, c.OPTIMIZER),
     Patch("torch.optim.optimizer", "Optimizer.zero_grad", w.phase(c.OPTIMIZER, never_compiled=True)),
     Patch("torch.optim.lr_scheduler", "LRScheduler.step", _OPTIMIZER),
-    Patch("torch.amp.grad_scaler", "GradScaler.step", w.wrap_scaler_step),
+    Patch("torch.amp.grad_scaler", "GradScaler.step", partial(w.wrap_optimizer_step, optimizer_at=1)),
     Patch("torch.amp.grad_scaler", "GradScaler.unscale_", _OPTIMIZER),
     Patch("torch.amp.grad_scaler", "GradScaler.update", _OPTIMIZER),
     Patch("torch.nn.modules.module", "Module.zero_grad", _OPTIMIZER),

@@ -34,6 +34,8 @@ def thread_use() -> tuple[int, int]:
 class _Unusual:
     """What a switch is asked for seldom: written here for the one in C, too."""
 
+    __slots__ = ()
+
     def enter_optimizer(self: Any) -> int:
         """Like `enter_compute`; an optimizer may also step inside a backward pass, as gradients get ready."""
         if self.current in (c.BACKWARD, c.SYNC) and get_ident() == self.thread:
@@ -71,8 +73,7 @@ class PythonSwitch(_Unusual):
         self.thread = -1  # nobody: every call passes straight through
         self.show_in(bytearray(1), 0)
         self.mark: Callable[[int], None] | None = None  # device clock: told which slot just ended
-        self.totals = _ZEROS.copy()
-        self.current = c.WAIT_START
+        self.totals, self.current = _ZEROS.copy(), c.WAIT_START
         self.begin = self.since = clock()
         self.watch = [
             slots.WATCH_AT_FIRST
@@ -90,8 +91,7 @@ class PythonSwitch(_Unusual):
         self.phase_slot = 0  # the pass that is timed, to learn what one of its operations takes
         self.phase_began = self.phase_nodes = self.step_nodes = 0
         self.node_forward = self.node_backward = 0.0  # ns of a typical operation of the model
-        self.switches = 0
-        self.step = self.sequence = self.rss = self.allocated = self.reserved = self.flags = 0
+        self.switches = self.step = self.sequence = self.rss = self.allocated = self.reserved = self.flags = 0
         self.attention = 1  # the next calls need more than the fast path
         self.look_first = 0  # so does the first forward pass of each step
         self.loader = 0  # for the switch in C: which iterator last gave a batch to train on

@@ -46,12 +46,20 @@ def hide_frame(problem: BaseException) -> None:
         problem.__traceback__ = problem.__traceback__.tb_next
 
 
-def undo(switch: Switch, before: int, slot: int) -> bool:
-    """An exception struck, perhaps while our own code ran: leave the phase, if it was entered."""
-    if switch.current != slot or slot == before or get_ident() != switch.thread:
-        return False
-    switch.leave(before)
-    return True
+def passes(
+    problem: BaseException,
+    switch: Switch,
+    before: int,
+    slots: dict[int, int],
+    failed: Failed = nothing,
+    leave: Callable[[int], int] | None = None,
+) -> None:
+    """An exception passes our frame: leave the phase, if it is in `slots`; it failed as what stands there."""
+    slot = switch.current
+    if slot in slots and slot != before and get_ident() == switch.thread:
+        (leave or switch.leave)(before)
+        failed(slots[slot], problem)
+    hide_frame(problem)
 
 
 def seam(
@@ -124,8 +132,8 @@ def around(
 ) -> Function:
     """`original` in a phase. `enter(args, kwargs)` begins it, or answers PASS if it is not to be timed.
 
-    If an exception leaves one of `slots`, it failed as what stands there. `done(args, kwargs, result, began)`
-    is called after each completed call; `switch.since` is its end.
+    `slots` is that of `passes`. `done(args, kwargs, result, began)` is called after each completed call;
+    `switch.since` is its end.
     """
     leave = switch.leave if leave is None else leave
 
@@ -139,11 +147,7 @@ def around(
                 return result
             leave(outer)
         except BaseException as problem:
-            slot = switch.current
-            if slot in slots and slot != before and get_ident() == switch.thread:
-                leave(before)
-                failed(slots[slot], problem)
-            hide_frame(problem)
+            passes(problem, switch, before, slots, failed, leave)
             raise
         if done is not None:
             done(args, kwargs, result, began)

@@ -16,11 +16,11 @@ from traceml.capture.wrap import (
     around,
     hide_frame,
     nothing,
+    passes,
     replaces,
     seam,
     seen_through,
     timed,
-    undo,
 )
 from traceml.errors import failsafe
 from traceml.schema import catalog as c
@@ -85,10 +85,7 @@ def wrap_module_call(original: Function, session: Session) -> Function:
             if outer != PASS:
                 switch.leave(outer)
         except BaseException as problem:
-            slot = next((slot for slot in FORWARD_SLOTS if undo(switch, before, slot)), None)
-            if slot is not None:
-                failed(FORWARD_SLOTS[slot], problem)
-            hide_frame(problem)
+            passes(problem, switch, before, FORWARD_SLOTS, failed)
             raise
         return result
 
@@ -194,7 +191,9 @@ def wrap_iter(original: Function, session: Session) -> Function:
 
 
 def wrap_optimizer_step(original: Function, session: Session, optimizer_at: int = 0) -> Function:
-    """`step` of an optimizer class, or of a GradScaler (then the optimizer is its argument)."""
+    """`step` of an optimizer class, or of a GradScaler: then the optimizer is its argument, and if it is
+    skipped, the training step is over all the same.
+    """
     switch, failed = session.switch, failure_of(session)
     stepped = failsafe("end of a step", None, session.off)(session.optimizer_stepped)
 
@@ -209,11 +208,6 @@ def wrap_optimizer_step(original: Function, session: Session, optimizer_at: int 
         slots = {c.OPTIMIZER: c.OPTIMIZER}
         inner = around(original, switch, lambda *_: switch.enter_optimizer(), slots, failed, done=done)
     return seen_through(original, inner, session.torch.compiler.is_dynamo_compiling)
-
-
-def wrap_scaler_step(original: Function, session: Session) -> Function:
-    """A GradScaler may skip the optimizer's step; the training step is over all the same."""
-    return wrap_optimizer_step(original, session, optimizer_at=1)
 
 
 def wrap_patch_step_function(original: Function, session: Session) -> Function:
@@ -267,8 +261,7 @@ def wrap_copy_to_device(original: Function, session: Session) -> Function:
             result = original(self, *args, **kwargs)
             switch.leave(outer)
         except BaseException as problem:
-            undo(switch, before, c.H2D)
-            hide_frame(problem)
+            passes(problem, switch, before, {c.H2D: c.H2D})
             raise
         return result
 

@@ -149,7 +149,7 @@ def _own_cost_ns() -> dict[str, int]:
     scratch = Switch()
     scratch.thread = threading.get_ident()
     call = timed(nothing, scratch, c.CHECKPOINT, nothing)
-    wrapped = seen_through(nothing, call, _no)
+    wrapped = seen_through(nothing, call, lambda: False)
     size = layout.padded_row_size(ROW.size)
     rows = bytearray(size * 128)
     scratch.rows_into(rows, 0, len(rows), size, 0)
@@ -192,10 +192,6 @@ def _cold_ns(function: Callable[[], object], rounds: int = 25) -> int:
 
 
 _SOURCE: Final = "def f(a, *b, c=1, **d):\n    return [x + y for x, y in zip(a, b) if x] or {c: d}\n" * 4
-
-
-def _no() -> bool:
-    return False
 
 
 class UserPhases:

@@ -17,6 +17,8 @@ from traceml.schema import catalog as c
 
 Function = Callable[..., Any]
 Failed = Callable[[int, BaseException], None]
+Done = Callable[[Any, Any, Any, int], None]
+Slots = dict[int, int]
 ORIGINAL: Final = "_traceml_original"
 """Attribute of a wrapper that holds what it wraps: how patches are recognised and taken out."""
 FUNCTION_ATTRIBUTES: Final = ("__code__", "__defaults__", "__kwdefaults__", "__globals__", "__closure__")
@@ -47,12 +49,7 @@ def hide_frame(problem: BaseException) -> None:
 
 
 def passes(
-    problem: BaseException,
-    switch: Switch,
-    before: int,
-    slots: dict[int, int],
-    failed: Failed = nothing,
-    leave: Callable[[int], int] | None = None,
+    problem: BaseException, switch: Switch, before: int, slots: Slots, failed: Failed, leave: Any = None
 ) -> None:
     """An exception passes our frame: leave the phase, if it is in `slots`; it failed as what stands there."""
     slot = switch.current
@@ -125,10 +122,10 @@ def around(
     original: Function,
     switch: Switch,
     enter: Callable[[Any, Any], int],
-    slots: dict[int, int],
+    slots: Slots,
     failed: Failed,
     leave: Callable[[int], int] | None = None,
-    done: Callable[[Any, Any, Any, int], None] | None = None,
+    done: Done | None = None,
 ) -> Function:
     """`original` in a phase. `enter(args, kwargs)` begins it, or answers PASS if it is not to be timed.
 
@@ -157,11 +154,7 @@ def around(
 
 
 def timed(
-    original: Function,
-    switch: Switch,
-    slot: int,
-    failed: Failed,
-    done: Callable[[Any, Any, Any, int], None] | None = None,
+    original: Function, switch: Switch, slot: int, failed: Failed, done: Done | None = None
 ) -> Function:
     """`original`, charged to `slot` when the training thread calls it outside any other phase.
 

@@ -9,19 +9,7 @@ from traceml.capture import wrap
 from traceml.capture.session import Session
 from traceml.capture.slots import PASS, PENDING_EVAL, PENDING_FETCH, PENDING_NO_GRAD
 from traceml.capture.switch import c_module
-from traceml.capture.wrap import (
-    ORIGINAL,
-    Failed,
-    Function,
-    around,
-    hide_frame,
-    nothing,
-    passes,
-    replaces,
-    seam,
-    seen_through,
-    timed,
-)
+from traceml.capture.wrap import Failed, Function, around, passes, replaces, seam, seen_through, timed
 from traceml.errors import failsafe
 from traceml.schema import catalog as c
 
@@ -157,7 +145,7 @@ def wrap_next(original: Function, session: Session) -> Function:
                 stopped(self)
             else:
                 failed(c.VALIDATION if role == c.VALIDATION else c.INPUT, problem)
-            hide_frame(problem)
+            wrap.hide_frame(problem)
             raise
         if role != c.VALIDATION:
             fetched(batch, role == PENDING_FETCH)
@@ -187,7 +175,7 @@ def wrap_iter(original: Function, session: Session) -> Function:
             session.inputs.loader_started(iterator, began, switch.since, session.stepping)
 
     slots = {PENDING_FETCH: c.INPUT, c.VALIDATION: c.VALIDATION}
-    return replaces(original)(around(original, switch, enter, slots, nothing, done=done))
+    return replaces(original)(around(original, switch, enter, slots, wrap.nothing, done=done))
 
 
 def wrap_optimizer_step(original: Function, session: Session, optimizer_at: int = 0) -> Function:
@@ -232,7 +220,7 @@ def wrap_patch_step_function(original: Function, session: Session) -> Function:
 def wrap_optimizer_class(cls: Any, session: Session) -> None:
     """Wrap the `step` that this optimizer class has, unless that is done."""
     step = cls.step
-    if not hasattr(step, ORIGINAL):
+    if not hasattr(step, wrap.ORIGINAL):
         wrapped = wrap_optimizer_step(step, session)
         wrapped.hooked = True  # type: ignore[attr-defined]  # PyTorch's own mark: do not wrap it again
         cls.step = wrapped
@@ -261,7 +249,7 @@ def wrap_copy_to_device(original: Function, session: Session) -> Function:
             result = original(self, *args, **kwargs)
             switch.leave(outer)
         except BaseException as problem:
-            passes(problem, switch, before, {c.H2D: c.H2D})
+            passes(problem, switch, before, {c.H2D: c.H2D}, wrap.nothing)
             raise
         return result
 
@@ -305,7 +293,7 @@ def wrap_exchange(original: Function, session: Session) -> Function:
         return PASS if is_known or get_ident() != switch.thread else switch.enter_inside(c.SYNC)
 
     twin = around(original, switch, enter, {c.SYNC: c.SYNC}, failed, switch.return_to)
-    return seam(wrap.EXCHANGE, c.SYNC, switch, original, twin, failed, nothing)
+    return seam(wrap.EXCHANGE, c.SYNC, switch, original, twin, failed, wrap.nothing)
 
 
 def wrap_compiled_exchange(original: Function, session: Session) -> Function:

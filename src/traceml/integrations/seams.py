@@ -4,7 +4,8 @@ A row goes in as soon as its framework is imported, under `traceml run` as well 
 handlers here only take our own frame out of the user's traceback, and raise again.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 from traceml.capture.patches import Patch
@@ -34,19 +35,8 @@ def owns_steps(original: Function, session: Session) -> Function:
     return loop
 
 
-def hands_over(original: Function, session: Session) -> Function:
+def hands_over(original: Function, session: Session, gives: bool = True) -> Function:
     """`__next__` of a loader that may look ahead: a step counts the batches that it is given."""
-    return _recounted(original, session, lambda batch: (batch,))
-
-
-def looks_ahead(original: Function, session: Session) -> Function:
-    """A call that fetches batches and gives none of them."""
-    return _recounted(original, session, lambda _: ())
-
-
-def _recounted(
-    original: Function, session: Session, batches_in: Callable[[Any], tuple[Any, ...]]
-) -> Function:
     before = failsafe("counting batches", None)(lambda: session.inputs.counted())
     after = failsafe("counting batches", None)(lambda *found: session.inputs.handed_over(*found))
 
@@ -59,10 +49,14 @@ def _recounted(
             hide_frame(problem)
             raise
         if counted is not None:
-            after(counted, *batches_in(result))
+            after(counted, *((result,) if gives else ()))
         return result
 
     return fetch
+
+
+looks_ahead: Final = partial(hands_over, gives=False)
+"""A call that fetches batches and gives none of them."""
 
 
 def hands_over_each(original: Function, session: Session) -> Function:

@@ -59,7 +59,7 @@ def _taken_out() -> Iterator[None]:
 
 
 def traced(folder: Path, patches: tuple[Patch, ...], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Summary]:
-    monkeypatch.setattr(install, "PATCHES", patches)
+    monkeypatch.setattr("traceml.capture.patches.PATCHES", patches)
     (folder / "recording").mkdir()
     assert install.activate(run_dir=str(folder)) is not None
     losses = train()

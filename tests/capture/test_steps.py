@@ -14,8 +14,8 @@ from torch import nn
 
 import traceml
 from tests.capture.conftest import Recorder
-from traceml.capture import rank
-from traceml.capture.c_module import c_module
+from traceml.capture import session as sessions
+from traceml.capture.switch import c_module
 from traceml.recording.tail import Tail
 from traceml.schema import catalog as c
 
@@ -121,7 +121,7 @@ def test_memory_that_is_costly_to_read_is_read_less_often(
         reads.append(1)
         return 1
 
-    monkeypatch.setattr(rank, "resident_bytes", slowly)
+    monkeypatch.setattr(sessions, "resident_bytes", slowly)
     model, optimizer, loader = make_training(12)
     for x, y in loader:
         time.sleep(0.06)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.deep.conftest import Recorder
-from traceml.capture.deep_graph import Held
+from traceml.capture.deep_layers import Held
 
 
 def test_each_layer_has_its_parameters_gradients_and_activations(deep: Recorder) -> None:

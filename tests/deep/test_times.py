@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.deep.conftest import HandClock, Layer3, Recorder, Work
-from traceml.capture import deep_graph
+from traceml.capture import deep_layers
 
 
 class Nested(nn.Module):
@@ -241,7 +241,7 @@ def test_a_layer_that_runs_in_some_steps_only_counts_in_part(deep: Recorder) -> 
 
 def test_large_graphs_are_left_alone(deep: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph with too many nodes is not looked at: no sample, and training goes on."""
-    monkeypatch.setattr(deep_graph, "MOST_NODES", 2)
+    monkeypatch.setattr(deep_layers, "MOST_NODES", 2)
     deep.train(Nested())
     assert deep.samples() == []
     assert deep.session.step >= 8

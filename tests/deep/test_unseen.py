@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.deep.conftest import Layer3, Recorder, use_hand_clock
 from traceml.capture import deep as deep_mode
-from traceml.capture import deep_graph, deep_sample
+from traceml.capture import deep_layers, deep_sample
 
 
 class Dropping(nn.Module):
@@ -233,7 +233,7 @@ def test_a_failure_of_ours_ends_deep_mode_only(
     def broken(*_: Any) -> Any:
         raise KeyError("ours")
 
-    monkeypatch.setattr(deep_graph, "nodes_of", broken)
+    monkeypatch.setattr(deep_layers, "nodes_of", broken)
     deep.train(Layer3(1, 2), steps=8)
     assert deep.session.step >= 8
     assert deep.session.switch.layers is None or deep.samples() == []

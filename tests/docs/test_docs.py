@@ -6,12 +6,11 @@ import ast
 import re
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 from tests.unit.test_imports import ALLOWED
-from traceml.capture.install import FRAMEWORKS
 from traceml.capture.patches import DEVICE_PATCHES, FUNCTION_PATCH, PATCHES
+from traceml.integrations import seams
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,9 +93,9 @@ def test_architecture_explains_every_patch() -> None:
 
 def test_architecture_explains_every_seam_of_a_framework() -> None:
     """Each patch of an integration has one row; Lightning's stand for both of its names."""
-    files = dict.fromkeys(FRAMEWORKS.values())
-    patches = [p for name in files for p in import_module(f"traceml.integrations.{name}").PATCHES]
-    names = [f"{p.module}.{p.attribute}" for p in patches if not p.module.startswith("pytorch_lightning.")]
+    names = [
+        f"{p.module}.{p.attribute}" for p in seams.PATCHES if not p.module.startswith("pytorch_lightning.")
+    ]
     assert [row[0].strip("`") for row in rows_of_table("of a framework")] == names
 
 

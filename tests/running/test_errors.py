@@ -15,7 +15,7 @@ import pytest
 from tests.running.scripts import write
 from tests.scenarios.preloaded import ENVIRONMENT, PreloadedTraceml
 from tests.scenarios.scenario import traceml
-from traceml.capture.c_module import c_module
+from traceml.capture.switch import c_module
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.running.scripts import write
 from tests.scenarios.preloaded import PreloadedTraceml
 from tests.trackers import wandb_file
+from traceml.capture import trackers
 from traceml.capture.request import flat
-from traceml.capture.trackers import report
 from traceml.cli.main import main
 from traceml.errors import CommandError
 from traceml.export.load import load
@@ -174,8 +174,8 @@ def test_a_failing_tracker_costs_one_line(tmp_path: Path, preloaded: PreloadedTr
         tracker.__spec__ = types.SimpleNamespace(_initializing=False)
         sys.modules["wandb"] = tracker
         import traceml.capture.install as install
-        from traceml.capture.trackers import report, to_wandb
-        to_wandb.attach(report.Reporter("wandb", install.active()), tracker)
+        from traceml.capture import trackers
+        trackers.attach_wandb(trackers.Reporter("wandb", install.active()), tracker)
         run = tracker.init()
         train(10)
         run.finish()
@@ -193,7 +193,7 @@ class SlowRun:
     def __init__(self) -> None:
         self.asked = 0
 
-    def log_end(self, result: report.Result) -> None:
+    def log_end(self, result: trackers.Result) -> None:
         self.asked += 1
         time.sleep(600)
 
@@ -215,9 +215,9 @@ def test_a_tracker_that_does_not_answer_is_given_up(
 ) -> None:
     """The end of a run waits a limited time, once, and then goes on."""
     answer = {"summary": empty_summary(), "text": "Verdict"}
-    monkeypatch.setattr(report, "ask", lambda run_dir, timeout_s: answer)
-    monkeypatch.setattr(report, "LOG_S", 0.2)
-    reporter = report.Reporter("wandb", RecordingSession())  # type: ignore[arg-type]
+    monkeypatch.setattr(trackers, "ask", lambda run_dir, timeout_s: answer)
+    monkeypatch.setattr(trackers, "LOG_S", 0.2)
+    reporter = trackers.Reporter("wandb", RecordingSession())  # type: ignore[arg-type]
     run = SlowRun()
     began = time.monotonic()
     reporter.ends("key", run)

@@ -19,14 +19,14 @@ from typing import Any
 
 
 def load(path: str) -> Any:
-    """This binary as `traceml.capture._switch`, set up by c_module.py as always."""
+    """This binary as `traceml.capture._switch`, set up by switch.py as always."""
     name = "traceml.capture._switch"
     loader = importlib.machinery.ExtensionFileLoader(name, path)
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
-    from traceml.capture.c_module import c_module
+    from traceml.capture.switch import c_module
 
     assert c_module is module, "another build is in use"
     return module
@@ -169,7 +169,8 @@ def leaked(module: Any, rounds: int) -> int:
         switch.show_in(live, 0)
         wrapped(rows, live)
         outer = switch.enter_compute(c.OPTIMIZER)
-        switch.leave_step(outer, rows)
+        switch.leave(outer)
+        switch.ends_step(rows)
         switch.publish(switch.since, 0)
         for name, arguments in (("move", (99, 0)), ("rows_into", (b"", 0, 0, 8, 0)), ("enter", ("",))):
             try:

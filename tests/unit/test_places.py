@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from traceml.capture.identity import identify
+from traceml.capture.rank import identify
 from traceml.errors import CommandError
 from traceml.monitor.launch import torchrun_command
 from traceml.monitor.this_node import find_this_node, first_host

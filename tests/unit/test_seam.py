@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from traceml.capture import wrap
-from traceml.capture.c_module import c_module
-from traceml.capture.switch import Switch
+from traceml.capture.switch import Switch, c_module
 from traceml.schema import catalog as c
 
 pytestmark = pytest.mark.skipif(c_module is None, reason="the C module is not built here")

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz import examples
-from traceml.capture.c_module import c_module
 from traceml.capture.slots import (
     AFTER_PENDING,
     AFTER_VALIDATION,
@@ -27,7 +26,7 @@ from traceml.capture.slots import (
     SLOTS,
     is_wait,
 )
-from traceml.capture.switch import PythonSwitch, Switch
+from traceml.capture.switch import PythonSwitch, Switch, c_module
 from traceml.recording.layout import SEQUENCE, padded_row_size
 from traceml.schema import catalog as c
 
@@ -131,9 +130,6 @@ class Driver:
         self.switch.gc_ns += pause
         self.switch.gc_wait_ns += pause // 2
 
-    def do_forget_counts(self) -> None:
-        self.switch.forget_counts()
-
     def do_restart(self) -> None:
         self.switch.restart(self.clock())
 
@@ -155,16 +151,17 @@ class Driver:
     def do_gradient_ready(self) -> None:
         self.switch.gradient_ready(None)
 
-    def do_leave_step(self, fast_end: bool, leads: bool, due: bool) -> int | None:
+    def do_leave_step(self, fast_end: bool, leads: bool, due: bool) -> bool | None:
         """Leave as an optimizer's step does: the row is written at once when nothing needs a look."""
         if not self.open:
             return None
         row, s, optimizer = self._row_target(), self.switch, self
         s.fast_end, s.leader, s.reading_due = fast_end, id(optimizer) if leads else 1, 0 if due else 1 << 60
-        now = s.leave_step(self.open.pop(), optimizer)
-        if now == 0:
+        s.leave(self.open.pop())
+        is_over = s.ends_step(optimizer)
+        if is_over:
             self.rows.append(bytes(row))
-        return now
+        return is_over
 
     def do_foreign(self, slot: int) -> list[int]:
         """What another thread is told; nothing may change."""
@@ -193,7 +190,7 @@ OPERATION = st.one_of(
     st.tuples(st.just("enter_inside"), ENTERED),
     st.tuples(st.just("enter_compute"), st.sampled_from([c.FORWARD, c.BACKWARD, c.OPTIMIZER])),
     st.tuples(st.sampled_from(["enter_optimizer", "enter_validation", "enter_pending"])),
-    st.tuples(st.sampled_from(["leave", "leave", "return_to", "flush", "forget_counts"])),
+    st.tuples(st.sampled_from(["leave", "leave", "return_to", "flush"])),
     st.tuples(st.just("nodes"), st.integers(0, 100)),
     st.tuples(
         st.just("move"),

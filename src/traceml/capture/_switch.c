@@ -2,7 +2,7 @@
  *
  * Optional: where this module cannot be built or loaded, the Python class in switch.py does the work. It is built
  * against the limited API, so one binary serves every CPython from 3.10 on (not the free-threaded builds).
- * switch.py passes the constants of catalog.py to configure(), so they are written down once.
+ * switch.py passes the constants of slots.py to configure(), so they are written down once.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* RUSAGE_THREAD */
@@ -78,16 +78,16 @@ extern PyObject *PyVectorcall_Call(PyObject *callable, PyObject *tuple, PyObject
 #define MOST_LEFT_OVER 16
 
 static struct {
-    int slots, recorded, first_user, first_wait, after_validation, after_pending, pending_gap, pending_no_grad;
+    int slots, recorded, first_user, first_wait, pending_gap; /* in the order of switch.py */
     int input, forward, no_grad, backward, sync, optimizer, validation, checkpoint, wait_start, wait_forward;
-    int short_gap_ns, gap_weight, watch_at_first, watch_from, watch_most, input_inferred;
-    int look_always_ns, look_every, look_on, look_fade, look_share;
+    int short_gap_ns, gap_weight, watch_at_first, watch_from, watch_most;
+    int look_always_ns, look_every, look_on, look_fade, look_share, input_inferred;
     double node_factors[2];
     unsigned char is_wait[MOST_SLOTS];
     unsigned char after[MOST_SLOTS];
     unsigned char left_over[MOST_LEFT_OVER]; /* pairs: from, to */
     int left_overs;
-    PyObject *method, *switch_type;        /* types.MethodType, and Switch itself */
+    PyObject *method, *switch_type;        /* types.MethodType, and Switch itself; configure() gives what is above */
     PyObject *enter_block, *leave_block;   /* trace_step in Python, for what is unusual */
     PyObject *block_switch;                /* the switch whose steps trace_step ends */
     PyObject *training, *trains, *shape;   /* names of attributes */
@@ -148,18 +148,18 @@ static int64_t read_ns(clockid_t id) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static int64_t call_ns(PyObject *clock) {
+static int64_t call_number(PyObject *clock) {
     Py_INCREF(clock); /* it may replace itself while it runs */
     PyObject *value = PyObject_CallNoArgs(clock);
-    int64_t ns = value == NULL ? -1 : PyLong_AsLongLong(value);
-    if (ns == -1 && PyErr_Occurred()) PyErr_WriteUnraisable(clock); /* no caller expects this of a clock */
+    int64_t number = value == NULL ? -1 : PyLong_AsLongLong(value);
+    if (number == -1 && PyErr_Occurred()) PyErr_WriteUnraisable(clock); /* no caller expects this of a clock */
     Py_DECREF(clock);
     Py_XDECREF(value);
-    return ns;
+    return number;
 }
 
 static inline int64_t now_ns(Switch *s) {
-    return s->own_clock ? call_ns(s->clock) : read_ns(WALL_CLOCK);
+    return s->own_clock ? call_number(s->clock) : read_ns(WALL_CLOCK);
 }
 
 /* CPU time of this thread, and how often it has blocked; -1 where that is not counted. */
@@ -231,12 +231,7 @@ static int tell_mark(Switch *s, long long ended) {
 static inline int tell(Switch *s, long long ended) { return s->mark == Py_None ? 0 : tell_mark(s, ended); }
 
 static int64_t nodes_now(Switch *s) {
-    if (s->count_nodes == NULL || s->count_nodes == Py_None) return 0;
-    PyObject *value = PyObject_CallNoArgs(s->count_nodes);
-    int64_t count = value == NULL ? 0 : PyLong_AsLongLong(value);
-    Py_XDECREF(value);
-    if (PyErr_Occurred()) PyErr_Clear();
-    return count;
+    return s->count_nodes == NULL || s->count_nodes == Py_None ? 0 : call_number(s->count_nodes);
 }
 
 static int64_t nodes_after(Switch *s, int64_t nodes) {
@@ -293,7 +288,6 @@ static int64_t end_gap(Switch *s, int64_t now, long long before) {
     unsigned char *watch = &s->watch[at(s->current)];
     if (gap <= cfg.short_gap_ns) {
         int is_loss = before == cfg.backward || (before >= 0 && s->current == cfg.wait_forward);
-        s->is_watched = 0;
         if (*watch && --*watch == cfg.watch_from - 1) s->watching -= 1;
         if (!is_loss) s->busy_wait_ns += gap;
         return is_loss ? gap : 0;
@@ -302,7 +296,6 @@ static int64_t end_gap(Switch *s, int64_t now, long long before) {
     use_of_gap(s, gap, before, &busy, &work);
     s->busy_wait_ns += busy - work;
     if (gap >= cfg.look_always_ns) s->long_ns += gap;
-    s->is_watched = 0;
     int seen = *watch;
     *watch = (unsigned char)(seen + cfg.gap_weight > cfg.watch_most ? cfg.watch_most : seen + cfg.gap_weight);
     if (seen < cfg.watch_from && *watch >= cfg.watch_from) {
@@ -317,6 +310,7 @@ static long long start(Switch *s, int64_t now, long long slot, long long charged
     long long outer = s->current;
     s->since = now;
     s->current = slot;
+    s->is_watched = 0;
     s->switches += 1;
     if (slot == cfg.forward) s->forwards += 1;
     if (slot == cfg.backward) s->backwards += 1;
@@ -349,16 +343,15 @@ static int slot_of(PyObject *arg, long long *slot) {
     return 0;
 }
 
-static PyObject *Switch_enter_inside(Switch *s, PyObject *arg) {
-    long long slot;
-    return slot_of(arg, &slot) < 0 ? NULL : answer(inside(s, slot));
-}
+/* A method that takes a slot. */
+#define OF_SLOT(name, result)                                  \
+    static PyObject *Switch_##name(Switch *s, PyObject *arg) { \
+        long long slot;                                        \
+        return slot_of(arg, &slot) < 0 ? NULL : (result);      \
+    }
 
-static PyObject *Switch_enter(Switch *s, PyObject *arg) {
-    long long slot;
-    if (slot_of(arg, &slot) < 0) return NULL;
-    return answer(s->current < cfg.first_user || foreign(s) ? PASS : inside(s, slot));
-}
+OF_SLOT(enter_inside, answer(inside(s, slot)))
+OF_SLOT(enter, answer(s->current < cfg.first_user || foreign(s) ? PASS : inside(s, slot)))
 
 static long long compute(Switch *s, long long slot) {
     long long outer = s->current;
@@ -371,31 +364,7 @@ static long long compute(Switch *s, long long slot) {
     return start(s, now, slot, 2 * work >= gap ? cfg.forward : outer);
 }
 
-static PyObject *Switch_enter_compute(Switch *s, PyObject *arg) {
-    long long slot;
-    return slot_of(arg, &slot) < 0 ? NULL : answer(compute(s, slot));
-}
-
-static PyObject *Switch_enter_optimizer(Switch *s, PyObject *unused) {
-    int in_backward = s->current == cfg.backward || s->current == cfg.sync;
-    return answer(in_backward && !foreign(s) ? inside(s, cfg.optimizer) : compute(s, cfg.optimizer));
-}
-
-static PyObject *enter_after(Switch *s, int place, int gap_slot, int slot) {
-    if (s->current < cfg.first_user || foreign(s)) return answer(PASS);
-    if (s->current != place) return answer(inside(s, slot));
-    s->is_watched = 0;
-    s->current = gap_slot;
-    return answer(inside(s, slot) == FAILED ? FAILED : place);
-}
-
-static PyObject *Switch_enter_validation(Switch *s, PyObject *unused) {
-    return enter_after(s, cfg.after_validation, cfg.validation, cfg.validation);
-}
-
-static PyObject *Switch_enter_pending(Switch *s, PyObject *unused) {
-    return enter_after(s, cfg.after_pending, cfg.pending_gap, cfg.pending_no_grad);
-}
+OF_SLOT(enter_compute, answer(compute(s, slot)))
 
 /* The time; -1 with an exception set when the device clock raised. */
 static int64_t return_to(Switch *s, long long outer) {
@@ -419,15 +388,9 @@ static int64_t leave(Switch *s, long long outer) {
 
 static PyObject *time_or_error(int64_t now) { return now < 0 && PyErr_Occurred() ? NULL : PyLong_FromLongLong(now); }
 
-static PyObject *Switch_return_to(Switch *s, PyObject *arg) {
-    long long outer;
-    return slot_of(arg, &outer) < 0 ? NULL : time_or_error(return_to(s, outer));
-}
-
-static PyObject *Switch_leave(Switch *s, PyObject *arg) {
-    long long outer;
-    return slot_of(arg, &outer) < 0 ? NULL : time_or_error(leave(s, outer));
-}
+OF_SLOT(return_to, time_or_error(return_to(s, slot)))
+OF_SLOT(leave, time_or_error(leave(s, slot)))
+OF_SLOT(charged, PyLong_FromLongLong(s->totals[at(slot)]))
 
 /* A hook on parameters. The gradient of this one is ready: up to here it was work, what follows the last one is
  * waiting. Any thread may say so, because the training thread is inside the backward call and the caller holds the
@@ -442,11 +405,6 @@ static PyObject *Switch_gradient_ready(Switch *s, PyObject *parameter) {
     show(s);
     if (tell(s, cfg.backward) < 0) return NULL;
     Py_RETURN_NONE;
-}
-
-static PyObject *Switch_charged(Switch *s, PyObject *arg) {
-    long long slot;
-    return slot_of(arg, &slot) < 0 ? NULL : PyLong_FromLongLong(s->totals[at(slot)]);
 }
 
 static void move(Switch *s, int source, int target) {
@@ -474,11 +432,6 @@ static PyObject *Switch_flush(Switch *s, PyObject *arg) {
 static void clear_counts(Switch *s) {
     s->fetches = s->forwards = s->backwards = s->samples = s->tokens = 0;
     s->gc_ns = s->gc_wait_ns = s->busy_wait_ns = 0;
-}
-
-static PyObject *Switch_forget_counts(Switch *s, PyObject *unused) {
-    clear_counts(s);
-    Py_RETURN_NONE;
 }
 
 static PyObject *Switch_fetched(Switch *s, PyObject *args) {
@@ -611,15 +564,7 @@ static int ends_step(Switch *s, PyObject *optimizer) {
     return 1;
 }
 
-/* leave_step(outer, optimizer) -> 0, or the time when somebody else must look whether the step ends */
-static PyObject *Switch_leave_step(Switch *s, PyObject *args) {
-    PyObject *outer, *optimizer;
-    if (!PyArg_ParseTuple(args, "OO", &outer, &optimizer)) return NULL;
-    PyObject *now = Switch_leave(s, outer);
-    if (now == NULL || !ends_step(s, optimizer)) return now;
-    Py_DECREF(now);
-    return PyLong_FromLong(0);
-}
+static PyObject *Switch_ends_step(Switch *s, PyObject *optimizer) { return PyBool_FromLong(ends_step(s, optimizer)); }
 
 /* ---- a recording that somebody truncates ------------------------------------------------------------------------- */
 
@@ -667,119 +612,79 @@ static PyObject *was_truncated(PyObject *module, PyObject *unused) {
 static PyObject *Switch_show_in(Switch *s, PyObject *args) {
     PyObject *buffer;
     Py_ssize_t offset;
+    Py_buffer live;
     if (!PyArg_ParseTuple(args, "On", &buffer, &offset)) return NULL;
-    s->shown = NULL;
-    if (s->has_live) {
-        PyBuffer_Release(&s->live);
-        s->has_live = 0;
+    if (PyObject_GetBuffer(buffer, &live, PyBUF_WRITABLE) < 0) return NULL;
+    if (offset < 0 || offset >= live.len) {
+        PyBuffer_Release(&live);
+        PyErr_SetString(PyExc_ValueError, "offset outside the buffer");
+        return NULL;
     }
-    if (buffer != Py_None) {
-        if (PyObject_GetBuffer(buffer, &s->live, PyBUF_WRITABLE) < 0) return NULL;
-        if (offset < 0 || offset >= s->live.len) {
-            PyBuffer_Release(&s->live);
-            PyErr_SetString(PyExc_ValueError, "offset outside the buffer");
-            return NULL;
-        }
-        s->live_at = offset;
-        s->has_live = 1;
-        s->shown = (unsigned char *)s->live.buf + offset;
-        guard(s);
-    }
+    Py_buffer before = s->live;
+    int had_live = s->has_live;
+    s->live = live;
+    s->live_at = offset;
+    s->has_live = 1;
+    s->shown = (unsigned char *)live.buf + offset;
+    guard(s);
+    if (had_live) PyBuffer_Release(&before);
     Py_RETURN_NONE;
+}
+
+/* Give back what this switch, or what it was before, holds. */
+static void drop(Switch *s) {
+    PyObject *held[] = {s->mark, s->layers, s->count_nodes, s->clock, s->thread_clock};
+    if (s->has_live) PyBuffer_Release(&s->live);
+    if (s->has_rows) PyBuffer_Release(&s->rows);
+    for (size_t i = 0; i < sizeof held / sizeof *held; i++) Py_XDECREF(held[i]);
 }
 
 static int Switch_init(Switch *s, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"clock", "thread_clock", NULL};
-    PyObject *clock = NULL, *thread_clock = NULL;
+    PyObject *clock = NULL, *thread_clock = Py_None;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO", names, &clock, &thread_clock)) return -1;
     if (cfg.slots == 0) {
         PyErr_SetString(PyExc_RuntimeError, "configure() first");
         return -1;
     }
     PyObject *time = PyImport_ImportModule("time");
-    if (time == NULL) return -1;
+    PyObject *usual_clock = time == NULL ? NULL : PyObject_GetAttrString(time, "perf_counter_ns");
+    Py_XDECREF(time);
+    if (usual_clock == NULL) return -1;
+    Switch before = *s;
+    memset(&s->thread, 0, sizeof *s - offsetof(Switch, thread));
     s->own_clock = clock != NULL;
-    PyObject *first = clock ? Py_NewRef(clock) : PyObject_GetAttrString(time, "perf_counter_ns");
-    PyObject *second = Py_NewRef(thread_clock ? thread_clock : Py_None);
-    Py_DECREF(time);
-    if (first == NULL) {
-        Py_DECREF(second);
-        return -1;
-    }
-    PyObject *old = s->clock, *old_thread = s->thread_clock, *old_mark = s->mark, *old_nodes = s->count_nodes;
-    PyObject *old_layers = s->layers;
-    s->clock = first;
-    s->thread_clock = second;
+    s->clock = Py_NewRef(clock ? clock : usual_clock);
+    s->thread_clock = Py_NewRef(thread_clock);
     s->mark = Py_NewRef(Py_None);
     s->count_nodes = Py_NewRef(Py_None);
     s->layers = Py_NewRef(Py_None);
-    Py_XDECREF(old_layers);
-    Py_XDECREF(old_nodes);
-    Py_XDECREF(old);
-    Py_XDECREF(old_thread);
-    Py_XDECREF(old_mark);
-    if (s->has_live) PyBuffer_Release(&s->live);
-    s->has_live = 0;
-    s->shown = NULL;
     s->thread = -1;
-    s->asked = NULL;
     s->current = cfg.wait_start;
-    memset(s->totals, 0, sizeof s->totals);
-    clear_counts(s);
     memset(s->watch, cfg.watch_at_first, sizeof s->watch);
-    memset(s->uses, 0, sizeof s->uses);
-    s->looks = s->looks_left = s->long_ns = s->span_ns = 0;
-    s->switches = s->watching = s->is_watched = s->cpu_since = s->blocked_since = s->nodes_since = 0;
-    s->phase_slot = s->phase_began = s->phase_nodes = s->step_nodes = 0;
-    s->node_forward = s->node_backward = 0;
-    s->step_flags = s->blocks = s->block_depth = s->look_first = s->input_from = s->gradients = 0;
-    if (s->has_rows) PyBuffer_Release(&s->rows);
-    s->has_rows = 0;
-    s->row_at = s->row_end = s->row_size = 0;
-    s->step = s->sequence = s->rss = s->allocated = s->reserved = s->flags = 0;
-    s->fast_end = s->leader = s->reading_due = s->loader = 0;
     s->visit = LLONG_MAX;
-    memset(s->own, 0, sizeof s->own);
-    s->first_start = s->sampled = 0;
     s->attention = 1;
+    Py_DECREF(usual_clock);
+    drop(&before);
     s->begin = s->since = now_ns(s);
     return PyErr_Occurred() ? -1 : 0;
 }
 
 static void Switch_dealloc(Switch *s) {
     PyTypeObject *type = Py_TYPE((PyObject *)s);
-    Py_XDECREF(s->mark);
-    Py_XDECREF(s->layers);
-    Py_XDECREF(s->count_nodes);
-    Py_XDECREF(s->clock);
-    Py_XDECREF(s->thread_clock);
-    if (s->has_live) PyBuffer_Release(&s->live);
-    if (s->has_rows) PyBuffer_Release(&s->rows);
+    drop(s);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(s);
     Py_DECREF(type);
 }
 
+#define METHOD(name, takes) {#name, (PyCFunction)Switch_##name, takes, NULL}
+
 static PyMethodDef Switch_methods[] = {
-    {"enter", (PyCFunction)Switch_enter, METH_O, NULL},
-    {"enter_inside", (PyCFunction)Switch_enter_inside, METH_O, NULL},
-    {"enter_compute", (PyCFunction)Switch_enter_compute, METH_O, NULL},
-    {"enter_optimizer", (PyCFunction)Switch_enter_optimizer, METH_NOARGS, NULL},
-    {"enter_validation", (PyCFunction)Switch_enter_validation, METH_NOARGS, NULL},
-    {"enter_pending", (PyCFunction)Switch_enter_pending, METH_NOARGS, NULL},
-    {"leave", (PyCFunction)Switch_leave, METH_O, NULL},
-    {"gradient_ready", (PyCFunction)Switch_gradient_ready, METH_O, NULL},
-    {"charged", (PyCFunction)Switch_charged, METH_O, NULL},
-    {"move", (PyCFunction)Switch_move, METH_VARARGS, NULL},
-    {"flush", (PyCFunction)Switch_flush, METH_O, NULL},
-    {"restart", (PyCFunction)Switch_restart, METH_O, NULL},
-    {"rows_into", (PyCFunction)Switch_rows_into, METH_VARARGS, NULL},
-    {"publish", (PyCFunction)Switch_publish, METH_VARARGS, NULL},
-    {"return_to", (PyCFunction)Switch_return_to, METH_O, NULL},
-    {"leave_step", (PyCFunction)Switch_leave_step, METH_VARARGS, NULL},
-    {"fetched", (PyCFunction)Switch_fetched, METH_VARARGS, NULL},
-    {"forget_counts", (PyCFunction)Switch_forget_counts, METH_NOARGS, NULL},
-    {"show_in", (PyCFunction)Switch_show_in, METH_VARARGS, NULL},
+    METHOD(enter, METH_O), METHOD(enter_inside, METH_O), METHOD(enter_compute, METH_O), METHOD(leave, METH_O),
+    METHOD(return_to, METH_O), METHOD(gradient_ready, METH_O), METHOD(charged, METH_O), METHOD(flush, METH_O),
+    METHOD(restart, METH_O), METHOD(ends_step, METH_O), METHOD(move, METH_VARARGS), METHOD(publish, METH_VARARGS),
+    METHOD(fetched, METH_VARARGS), METHOD(rows_into, METH_VARARGS), METHOD(show_in, METH_VARARGS),
     {NULL, NULL, 0, NULL},
 };
 
@@ -800,44 +705,18 @@ static PyGetSetDef Switch_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
+#define MEMBER(name, kind, flags) {#name, kind, offsetof(Switch, name), flags, NULL}
+#define NUMBER(name) MEMBER(name, T_LONGLONG, 0)
+#define READ(name) MEMBER(name, T_LONGLONG, READONLY)
+
 static PyMemberDef Switch_members[] = {
-    {"thread", T_LONGLONG, offsetof(Switch, thread), 0, NULL},
-    {"attention", T_LONGLONG, offsetof(Switch, attention), 0, NULL},
-    {"since", T_LONGLONG, offsetof(Switch, since), READONLY, NULL},
-    {"begin", T_LONGLONG, offsetof(Switch, begin), READONLY, NULL},
-    {"switches", T_LONGLONG, offsetof(Switch, switches), READONLY, NULL},
-    {"fetches", T_LONGLONG, offsetof(Switch, fetches), 0, NULL},
-    {"forwards", T_LONGLONG, offsetof(Switch, forwards), READONLY, NULL},
-    {"backwards", T_LONGLONG, offsetof(Switch, backwards), READONLY, NULL},
-    {"gradients", T_LONGLONG, offsetof(Switch, gradients), 0, NULL},
-    {"busy_wait_ns", T_LONGLONG, offsetof(Switch, busy_wait_ns), 0, NULL},
-    {"watching", T_LONGLONG, offsetof(Switch, watching), READONLY, NULL},
-    {"step_flags", T_LONGLONG, offsetof(Switch, step_flags), 0, NULL},
-    {"blocks", T_LONGLONG, offsetof(Switch, blocks), 0, NULL},
-    {"block_depth", T_LONGLONG, offsetof(Switch, block_depth), 0, NULL},
-    {"look_first", T_LONGLONG, offsetof(Switch, look_first), 0, NULL},
-    {"input_from", T_LONGLONG, offsetof(Switch, input_from), 0, NULL},
-    {"count_nodes", T_OBJECT, offsetof(Switch, count_nodes), 0, NULL},
-    {"samples", T_LONGLONG, offsetof(Switch, samples), 0, NULL},
-    {"tokens", T_LONGLONG, offsetof(Switch, tokens), 0, NULL},
-    {"gc_ns", T_LONGLONG, offsetof(Switch, gc_ns), 0, NULL},
-    {"gc_wait_ns", T_LONGLONG, offsetof(Switch, gc_wait_ns), 0, NULL},
-    {"step", T_LONGLONG, offsetof(Switch, step), 0, NULL},
-    {"sequence", T_LONGLONG, offsetof(Switch, sequence), READONLY, NULL},
-    {"rss", T_LONGLONG, offsetof(Switch, rss), 0, NULL},
-    {"allocated", T_LONGLONG, offsetof(Switch, allocated), 0, NULL},
-    {"reserved", T_LONGLONG, offsetof(Switch, reserved), 0, NULL},
-    {"flags", T_LONGLONG, offsetof(Switch, flags), 0, NULL},
-    {"fast_end", T_LONGLONG, offsetof(Switch, fast_end), 0, NULL},
-    {"leader", T_LONGLONG, offsetof(Switch, leader), 0, NULL},
-    {"reading_due", T_LONGLONG, offsetof(Switch, reading_due), 0, NULL},
-    {"visit", T_LONGLONG, offsetof(Switch, visit), 0, NULL},
-    {"loader", T_LONGLONG, offsetof(Switch, loader), 0, NULL},
-    {"layers", T_OBJECT, offsetof(Switch, layers), 0, NULL},
-    {"row_at", T_PYSSIZET, offsetof(Switch, row_at), READONLY, NULL},
-    {"row_end", T_PYSSIZET, offsetof(Switch, row_end), READONLY, NULL},
-    {"mark", T_OBJECT, offsetof(Switch, mark), 0, NULL},
-    {"clock", T_OBJECT, offsetof(Switch, clock), READONLY, NULL},
+    READ(since), READ(begin), READ(switches), READ(forwards), READ(backwards), READ(watching), READ(sequence),
+    MEMBER(row_at, T_PYSSIZET, READONLY), MEMBER(row_end, T_PYSSIZET, READONLY), MEMBER(clock, T_OBJECT, READONLY),
+    NUMBER(thread), NUMBER(attention), NUMBER(loader), NUMBER(blocks), NUMBER(block_depth), NUMBER(look_first),
+    NUMBER(fetches), NUMBER(samples), NUMBER(tokens), NUMBER(gradients), NUMBER(busy_wait_ns), NUMBER(gc_ns),
+    NUMBER(gc_wait_ns), NUMBER(input_from), NUMBER(step_flags), NUMBER(step), NUMBER(rss), NUMBER(allocated),
+    NUMBER(reserved), NUMBER(flags), NUMBER(fast_end), NUMBER(leader), NUMBER(reading_due), NUMBER(visit),
+    MEMBER(mark, T_OBJECT, 0), MEMBER(layers, T_OBJECT, 0), MEMBER(count_nodes, T_OBJECT, 0),
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -852,7 +731,7 @@ static PyType_Slot Switch_slots[] = {
 };
 
 static PyType_Spec Switch_spec = {
-    "traceml.capture._switch.Switch", sizeof(Switch), 0, Py_TPFLAGS_DEFAULT, Switch_slots,
+    "traceml.capture._switch.Switch", sizeof(Switch), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, Switch_slots,
 };
 
 /* ---- Seam: a wrapped call whose usual case needs no Python frame ------------------------------------------------ */
@@ -1124,35 +1003,27 @@ static PyObject *Seam_get(PyObject *self, PyObject *object, PyObject *type) {
 static int Seam_init(Seam *m, PyObject *args, PyObject *kwargs) {
     PyObject *original, *twin, *failed, *extra, *sw;
     int kind, slot;
-    if (!PyArg_ParseTuple(args, "OOOOOii", &original, &twin, &failed, &extra, &sw, &kind, &slot)) return -1;
-    if (!PyObject_TypeCheck(sw, (PyTypeObject *)cfg.switch_type) || slot < 0 || slot >= cfg.slots) {
-        PyErr_SetString(PyExc_TypeError, "a Switch and one of its slots are expected");
+    if (!PyArg_ParseTuple(args, "OOOOO!ii", &original, &twin, &failed, &extra, cfg.switch_type, &sw, &kind, &slot))
         return -1;
-    }
     Py_ssize_t optimizer_at = kind == SEAM_STEP ? PyLong_AsSsize_t(twin) : 0;
-    if (optimizer_at < 0) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "no such argument");
+    if (kind < SEAM_FORWARD || kind > SEAM_STEP || slot < 0 || slot >= cfg.slots || optimizer_at < 0) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "no such kind, slot or argument");
         return -1;
     }
-    m->optimizer_at = optimizer_at;
-    m->original = original;
-    m->twin = twin;
-    m->failed = failed;
-    m->extra = extra;
-    m->sw = (Switch *)sw;
+    /* A seam lives as long as the process: its references are never given back. */
+    m->original = Py_NewRef(original);
+    m->twin = Py_NewRef(twin);
+    m->failed = Py_NewRef(failed);
+    m->extra = Py_NewRef(extra);
+    m->sw = (Switch *)Py_NewRef(sw);
     m->kind = kind;
     m->slot = slot;
+    m->optimizer_at = optimizer_at;
     if (PyObject_TypeCheck(extra, &PyCFunction_Type) && PyCFunction_GetFlags(extra) == METH_NOARGS) {
         m->quick = PyCFunction_GetFunction(extra);
         m->quick_self = PyCFunction_GetSelf(extra);
     }
     m->call = Seam_call;
-    /* A seam lives as long as the process: its references are never given back. */
-    Py_INCREF(m->original);
-    Py_INCREF(m->twin);
-    Py_INCREF(m->failed);
-    Py_INCREF(m->extra);
-    Py_INCREF(sw);
     return 0;
 }
 
@@ -1290,46 +1161,18 @@ static PyObject *blocks_use(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* configure(numbers by name, is_wait, after, left_over, node factors, MethodType): what slots.py says */
+/* configure(the begin of `cfg`, MethodType): what slots.py says */
 static PyObject *configure(PyObject *module, PyObject *args) {
-    struct { const char *name; int *to; } numbers[] = {
-        {"slots", &cfg.slots}, {"recorded", &cfg.recorded}, {"first_user", &cfg.first_user},
-        {"first_wait", &cfg.first_wait}, {"after_validation", &cfg.after_validation},
-        {"after_pending", &cfg.after_pending}, {"pending_gap", &cfg.pending_gap},
-        {"pending_no_grad", &cfg.pending_no_grad}, {"input", &cfg.input}, {"forward", &cfg.forward},
-        {"no_grad", &cfg.no_grad}, {"backward", &cfg.backward}, {"sync", &cfg.sync}, {"optimizer", &cfg.optimizer},
-        {"validation", &cfg.validation}, {"checkpoint", &cfg.checkpoint}, {"wait_start", &cfg.wait_start},
-        {"wait_forward", &cfg.wait_forward}, {"short_gap_ns", &cfg.short_gap_ns}, {"gap_weight", &cfg.gap_weight},
-        {"watch_at_first", &cfg.watch_at_first}, {"watch_from", &cfg.watch_from}, {"watch_most", &cfg.watch_most},
-        {"look_always_ns", &cfg.look_always_ns}, {"look_every", &cfg.look_every}, {"look_on", &cfg.look_on},
-        {"look_fade", &cfg.look_fade}, {"look_share", &cfg.look_share},
-        {"input_inferred", &cfg.input_inferred},
-    };
-    PyObject *given, *method;
-    const char *is_wait, *after, *left_over;
-    Py_ssize_t n, m, pairs;
-    double between, loss;
-    if (!PyArg_ParseTuple(args, "O!y#y#y#ddO", &PyDict_Type, &given, &is_wait, &n, &after, &m, &left_over, &pairs,
-                          &between, &loss, &method))
-        return NULL;
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        PyObject *value = PyDict_GetItemString(given, numbers[i].name);
-        long number = value == NULL ? -1 : PyLong_AsLong(value);
-        if (value == NULL) PyErr_SetString(PyExc_KeyError, numbers[i].name);
-        if (PyErr_Occurred()) return NULL;
-        *numbers[i].to = (int)number;
-    }
-    if (cfg.slots > MOST_SLOTS || n != cfg.slots || m != cfg.slots || pairs > MOST_LEFT_OVER || pairs % 2) {
+    const char *given;
+    Py_ssize_t size;
+    PyObject *method;
+    if (!PyArg_ParseTuple(args, "y#O", &given, &size, &method)) return NULL;
+    if ((char *)&cfg + size == (char *)(&cfg.left_overs + 1)) memcpy(&cfg, given, (size_t)size);
+    if (cfg.slots <= 0 || cfg.slots > MOST_SLOTS || cfg.left_overs > MOST_LEFT_OVER || cfg.left_overs % 2) {
         cfg.slots = 0;
         PyErr_SetString(PyExc_ValueError, "slot tables do not fit");
         return NULL;
     }
-    memcpy(cfg.is_wait, is_wait, (size_t)n);
-    memcpy(cfg.after, after, (size_t)m);
-    memcpy(cfg.left_over, left_over, (size_t)pairs);
-    cfg.left_overs = (int)pairs;
-    cfg.node_factors[0] = between;
-    cfg.node_factors[1] = loss;
     cfg.method = Py_NewRef(method);
     Py_RETURN_NONE;
 }
@@ -1355,25 +1198,16 @@ static PyMethodDef methods[] = {
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_switch", NULL, -1, methods, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__switch(void) {
+    struct { const char *name; PyType_Spec *spec; } types[] = {
+        {"Seam", &Seam_spec}, {"trace_step", &Block_spec}, {"Switch", &Switch_spec},
+    };
     PyObject *made = PyModule_Create(&module);
-    if (made == NULL) return NULL;
-    PyObject *type = PyType_FromSpec(&Switch_spec);
-    PyObject *seam = PyType_FromSpec(&Seam_spec);
-    PyObject *block = PyType_FromSpec(&Block_spec);
-    if (type == NULL || seam == NULL || block == NULL || PyModule_AddObjectRef(made, "Switch", type) < 0 ||
-        PyModule_AddObjectRef(made, "Seam", seam) < 0 || PyModule_AddObjectRef(made, "trace_step", block) < 0) {
-        Py_XDECREF(type);
-        Py_XDECREF(seam);
-        Py_XDECREF(block);
-        Py_DECREF(made);
-        return NULL;
+    for (size_t i = 0; made != NULL && i < sizeof types / sizeof *types; i++) {
+        cfg.switch_type = PyType_FromSpec(types[i].spec); /* the last one is kept: seams check what they are given */
+        if (cfg.switch_type == NULL || PyModule_AddObjectRef(made, types[i].name, cfg.switch_type) < 0) return NULL;
     }
-    Py_DECREF(seam);
-    Py_DECREF(block);
     cfg.training = PyUnicode_InternFromString("training");
     cfg.trains = PyUnicode_InternFromString("_traceml_trains");
     cfg.shape = PyUnicode_InternFromString("shape");
-    if (cfg.training == NULL || cfg.trains == NULL || cfg.shape == NULL) return NULL;
-    cfg.switch_type = type; /* kept: seams check what they are given */
-    return made;
+    return cfg.training == NULL || cfg.trains == NULL || cfg.shape == NULL ? NULL : made;
 }

@@ -5,16 +5,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from threading import get_ident
-from types import TracebackType
 from typing import Any, Final
 
 from traceml.capture import install
-from traceml.capture.blocks import enter_block, leave_block
-from traceml.capture.c_module import c_module
 from traceml.capture.request import ask, flat, numbers, outside_steps
 from traceml.capture.session import Session
-from traceml.capture.switch import Switch
+from traceml.capture.slots import is_wait
+from traceml.capture.switch import Switch, c_module
 from traceml.errors import failsafe, say, say_once
+from traceml.schema import catalog as c
 from traceml.settings import is_switched_off
 
 HOW_TO_RECORD: Final = "start the script with `traceml run`, or call traceml.init() in it"
@@ -99,14 +98,44 @@ def _enter_block() -> Switch | None:
     if session.framework_loops:
         say_once("trace_step has no effect inside a framework's training loop, which has steps of its own")
         return None
-    failsafe("trace_step", None)(enter_block)(session)
+    _open_block(session)
     return session.switch
 
 
+@failsafe("trace_step", None)
+def _open_block(session: Session) -> None:
+    """An unclaimed gap since the last step was waiting for input."""
+    switch = session.switch
+    switch.block_depth += 1
+    if switch.block_depth > 1:
+        return
+    switch.blocks = 1
+    session.look_closer()
+    if not session.stepping:
+        session.stepping = True
+        if session.inputs.candidate is None:
+            session.restart()
+    elif not switch.fetches and is_wait(switch.current):
+        switch.flush(switch.clock())
+        switch.move(c.WAIT_START, c.INPUT)
+        switch.step_flags |= c.FLAG_INPUT_INFERRED
+    if session.writer is None:
+        session.become_rank(None)
+
+
+@failsafe("trace_step", None)
 def _leave_block(failed: bool) -> None:
+    """A block closes: the step is over, or aborted by an exception."""
     session = install.active()
-    if session is not None and _ours(session):
-        failsafe("trace_step", None)(leave_block)(session, failed)
+    if session is None or not _ours(session):
+        return
+    session.switch.block_depth -= 1
+    if session.switch.block_depth:
+        return
+    if failed:
+        session.drop_step()
+    else:
+        session.end_step(session.switch.clock())
 
 
 class _TraceStep:
@@ -118,27 +147,16 @@ class _TraceStep:
     def __enter__(self) -> None:
         self._entered = _enter_block() is not None
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        problem: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if self._entered:
             self._entered = False
             _leave_block(kind is not None)
 
 
-def _trace_step() -> type[_TraceStep]:
-    """The same class in C, which asks these functions when something is unusual; Python's without C."""
-    if c_module is None:
-        return _TraceStep
+trace_step: type[_TraceStep] = _TraceStep if c_module is None else c_module.trace_step
+"""The class in C does the same, and asks these functions when something is unusual."""
+if c_module is not None:
     c_module.blocks_use(_enter_block, _leave_block)
-    in_c: type[_TraceStep] = c_module.trace_step
-    return in_c
-
-
-trace_step = _trace_step()
 
 
 def _ours(session: Session) -> bool:
@@ -159,12 +177,7 @@ class phase:
         if session is not None and get_ident() == session.switch.thread:
             self._outer = session.switch.enter_inside(session.user_phases.slot(self._name))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        problem: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._outer is not None and self._session is not None:
             self._session.switch.leave(self._outer)
             self._outer = None

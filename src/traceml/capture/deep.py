@@ -14,15 +14,13 @@ from statistics import median
 from time import thread_time_ns
 from typing import Any, Final
 
-from traceml.capture import deep_graph, deep_layers, deep_sample, deep_times
-from traceml.capture.deep_graph import can_read_saved
-from traceml.capture.deep_layers import Enclosing
-from traceml.capture.deep_sample import Sample
-from traceml.capture.deep_times import Settled
+from traceml.capture import deep_layers, deep_sample
+from traceml.capture.deep_layers import Enclosing, can_read_saved
+from traceml.capture.deep_sample import Sample, Settled
 from traceml.capture.device import Device
+from traceml.capture.events import append
 from traceml.capture.switch import Switch
 from traceml.errors import failsafe, say_once
-from traceml.recording.writer import open_apart
 
 TARGET_SHARE: Final = 0.006
 """Of the training time: a third of what is promised, because not all that a sample costs can be timed."""
@@ -51,7 +49,7 @@ class Deep:
         self._costs: deque[int] = deque(maxlen=RECENT)
         self._steps: deque[int] = deque(maxlen=RECENT)
         self._is_off = False
-        self._table: tuple[Any, ...] = ()
+        self._table: dict[str, list[Any]] = {}
         self._tables = 0
         self._pending: deque[Settled] = deque()
         self._next = max(switch.step + 2, FIRST_STEP)
@@ -112,16 +110,12 @@ class Deep:
         columns = settled.columns()
         if columns is None:
             return
-        layers = settled.layers
-        sizes = (layers.parameter_bytes, layers.parameter_bytes_total)
-        table = (layers.paths, layers.types, *sizes, layers.hidden)
-        lines = []
+        table, lines = settled.layers.table(), []
         if table != self._table:
             self._table, self._tables = table, self._tables + 1
             clock = "host" if self._device is None else "device"
-            names = ("paths", "types", "parameter_bytes", "parameter_bytes_total", "hidden")
             about = {"table": self._tables, "clock": clock, "reads_saved": can_read_saved(self._torch)}
-            lines.append(about | dict(zip(names, table, strict=True)))
+            lines.append(about | table)
         about = {"of": self._tables, "step": settled.step, "every": settled.every}
         lines.append(about | {"own_ns": self._costs[-1] if self._costs else settled.own_ns} | columns)
         text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
@@ -149,16 +143,6 @@ def core_wait_ns() -> int:
         return 0
 
 
-def append(path: str, data: bytes) -> None:
-    """The file is open only meanwhile: see EventLog."""
-    opened = open_apart(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    try:
-        os.write(opened[-1], data)
-    finally:
-        for descriptor in opened:
-            os.close(descriptor)
-
-
 @failsafe("deep mode", None)
 def start(torch: Any, switch: Switch, device: Device | None, stem: str) -> Deep | None:
     """Deep mode of this rank; None, with one line, if this torch lacks what it needs."""
@@ -181,7 +165,7 @@ def _hide_from_compiler(torch: Any) -> None:
     if skip is None:
         return
     skip(failsafe("", None)(len).__code__)
-    for module in (deep_graph, deep_layers, deep_sample, deep_times):
+    for module in (deep_layers, deep_sample):
         for owner in (module, *(kind for kind in vars(module).values() if isinstance(kind, type))):
             for found in vars(owner).values():
                 if isinstance(found, types.FunctionType) and found.__module__ == module.__name__:

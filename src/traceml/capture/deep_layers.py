@@ -1,12 +1,17 @@
-"""Names for the modules of a sampled step: their paths in the model, as its state dict spells them."""
+"""What a sampled step of deep mode is about: the layers of the model, and the autograd graph of the step.
+
+Layers are the modules that were called, by their paths as the state dict spells them. The graph is read in
+the order of the backward pass; nothing is unpacked: tensors that a hook has packed (checkpointing,
+offloading) are left alone.
+"""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 from weakref import ref
-
-from traceml.capture.deep_graph import bytes_of, storage_of
 
 WRAPPERS: Final = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """Parts of a path that torch.compile, FSDP and checkpoint_wrapper put in."""
@@ -14,32 +19,53 @@ AROUND: Final = ("DistributedDataParallel", "DataParallel")
 """Wrappers that call the model `module`."""
 MOST_FRAMES: Final = 12
 MOST_KNOWN: Final = 1000
+MOST_NODES: Final = 100_000
+"""Of one backward pass. A larger graph would take too long to look at."""
+ACCUMULATE: Final = 2**64 - 1
+"""The sequence number of nodes that add up the gradient of a parameter: they run as soon as they can."""
+UNSUPPORTED: Final = (RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError)
+"""What tensors without a storage raise when asked for it: sparse, of a subclass, not initialized."""
+
+
+@dataclass(slots=True)
+class Layer:
+    """One module that was called; what was never called belongs to the layer around it."""
+
+    path: str
+    around: int  # the layer around it, or -1
+    type: str = ""
+    parameter_bytes: int = 0
+    parameter_bytes_total: int = 0  # with those of the layers below its path
+    hidden: int = 0  # modules inside a compiled or scripted one that run as a part of it
+    parameters: list[Any] = field(default_factory=list)  # weak references
 
 
 @dataclass(slots=True)
 class Layers:
-    """The modules that were called, by path; what was never called belongs to the layer around it."""
+    """The layers of a model."""
 
-    paths: list[str] = field(default_factory=list)
-    types: list[str] = field(default_factory=list)
-    parameter_bytes: list[int] = field(default_factory=list)
-    parameter_bytes_total: list[int] = field(default_factory=list)
-    """With those of the layers below its path."""
-    hidden: list[int] = field(default_factory=list)
-    """How many modules inside a compiled or scripted one run as a part of it."""
+    layers: list[Layer] = field(default_factory=list)
     of_module: dict[int, int] = field(default_factory=dict)
     """From the id of a module to its layer."""
-    parameters: list[list[Any]] = field(default_factory=list)
-    """Of each layer, weak references."""
     storages: set[int] = field(default_factory=set)
     """Of all parameters and buffers."""
+
+    def table(self) -> dict[str, list[Any]]:
+        """What the recording says about them, once."""
+        return {
+            "paths": [layer.path for layer in self.layers],
+            "types": [layer.type for layer in self.layers],
+            "parameter_bytes": [layer.parameter_bytes for layer in self.layers],
+            "parameter_bytes_total": [layer.parameter_bytes_total for layer in self.layers],
+            "hidden": [layer.hidden for layer in self.layers],
+        }
 
 
 def layers_of(called: Sequence[Any], roots: Iterable[Any]) -> Layers:
     """The layers of these modules; `roots` are the outermost ones, or modules that contain them."""
     trees = _trees(roots)
-    found, seen, parents = Layers(), set[int](), list[int]()
-    ids = {id(module) for module in called}
+    found, seen = Layers(), set[int]()
+    layers, ids = found.layers, {id(module) for module in called}
     for at, (root, tree) in enumerate(trees):
         label = _label(root, [other for other, _ in trees[:at]])
         above: dict[str, int] = {}  # for each path its layer, or the one around it
@@ -47,36 +73,27 @@ def layers_of(called: Sequence[Any], roots: Iterable[Any]) -> Layers:
         for name, module in tree:
             path = _plain(name, root)
             place, shown = above.get(path, -1), _shown(path, label, at)
-            is_wrapped = place >= 0 and found.paths[place] == shown
+            is_wrapped = place >= 0 and layers[place].path == shown
             around = above.get(path.rpartition(".")[0], -1) if path else -1
             if id(module) in ids and not is_wrapped:
-                place = _new(found, shown)
-                parents.append(around)
+                place = len(layers)
+                layers.append(Layer(shown, around))
             elif place < 0:
                 place = around
                 if place in pieces:
-                    found.hidden[place] += 1
+                    layers[place].hidden += 1
             above[path] = place
-            if place >= 0 and found.paths[place] == shown:
-                found.types[place] = type(module).__name__
+            if place >= 0 and layers[place].path == shown:
+                layers[place].type = type(module).__name__
                 found.of_module[id(module)] = place
                 if is_one_piece(module):
                     pieces.add(place)
             _count(module, found, place, seen)
-    found.parameter_bytes_total = list(found.parameter_bytes)
-    for place in range(len(parents) - 1, -1, -1):
-        if parents[place] >= 0:
-            found.parameter_bytes_total[parents[place]] += found.parameter_bytes_total[place]
+    for layer in reversed(layers):  # a layer comes after the one around it
+        layer.parameter_bytes_total += layer.parameter_bytes
+        if layer.around >= 0:
+            layers[layer.around].parameter_bytes_total += layer.parameter_bytes_total
     return found
-
-
-def _new(found: Layers, path: str) -> int:
-    found.paths.append(path)
-    found.types.append("")
-    found.parameter_bytes.append(0)
-    found.hidden.append(0)
-    found.parameters.append([])
-    return len(found.paths) - 1
 
 
 def _count(module: Any, found: Layers, place: int, seen: set[int]) -> None:
@@ -87,8 +104,8 @@ def _count(module: Any, found: Layers, place: int, seen: set[int]) -> None:
         seen.add(id(parameter))
         found.storages.add(storage_of(parameter))
         if place >= 0:
-            found.parameter_bytes[place] += bytes_of(parameter)
-            found.parameters[place].append(ref(parameter))
+            found.layers[place].parameter_bytes += bytes_of(parameter)
+            found.layers[place].parameters.append(ref(parameter))
     found.storages.update(storage_of(buffer) for buffer in module._buffers.values() if buffer is not None)
 
 
@@ -167,3 +184,101 @@ class Enclosing:
                 if any(part is module for part in modules):
                     return owner
         return module
+
+
+def roots_of(tensors: Any) -> list[Any]:
+    """The nodes that a backward pass starts from."""
+    several = tensors if isinstance(tensors, (tuple, list)) else (tensors,)
+    # Of a GradientEdge, or of a tensor.
+    nodes = (getattr(t, "node", None) or getattr(t, "grad_fn", None) for t in several)
+    return [node for node in nodes if node is not None]
+
+
+def nodes_of(roots: list[Any]) -> list[tuple[int, Any]] | None:
+    """All nodes with their sequence numbers, the highest first; None if there are too many.
+
+    A node is made after everything that it depends on, so this is the order in which one thread runs them.
+    """
+    seen = set(roots)
+    todo, found = list(seen), []
+    while todo:
+        node = todo.pop()
+        number = node._sequence_nr()
+        if number == ACCUMULATE:
+            continue
+        found.append((number, node))
+        if len(found) > MOST_NODES:
+            return None
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                todo.append(following)
+    found.sort(key=lambda pair: -pair[0])
+    return found
+
+
+@cache
+def _raw_names(kind: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def saved_tensors(node: Any) -> Iterator[Any]:
+    """The tensors that this node keeps for backward, as far as no hook has packed them."""
+    kind: Any = type(node)
+    for name in _raw_names(kind):
+        raw: Any = None
+        with suppress(RuntimeError):  # a graph that was used and freed
+            raw = getattr(node, name)
+        for saved in raw if isinstance(raw, (tuple, list)) else (raw,):
+            if saved is not None and saved.unpack_hook is None and saved.data is not None:
+                yield saved.data
+
+
+def can_read_saved(torch: Any) -> bool:
+    """Whether this version of torch shows what a node keeps without unpacking it."""
+    kind = getattr(torch._C._autograd, "SavedTensor", None)
+    return hasattr(kind, "unpack_hook") and hasattr(kind, "data")
+
+
+class Held:
+    """Adds up tensors by storage: what several nodes keep is one piece of memory."""
+
+    def __init__(self, known: Iterable[int]) -> None:
+        """`known`: storages that are counted elsewhere, such as parameters."""
+        self._known = set(known)
+        self._left: dict[int, int] = {}  # bytes of each storage that nobody has counted yet
+        self._seen: set[tuple[int, int, int]] = set()
+
+    def add(self, tensor: Any) -> int:
+        """The bytes that this tensor holds and none before it did."""
+        try:
+            tensor = getattr(tensor, "_local_tensor", tensor)  # the part of a sharded one that is here
+            storage = tensor.untyped_storage()
+            key, whole, size = storage._cdata, storage.nbytes(), tensor.numel() * tensor.element_size()
+            place = (key, tensor.storage_offset(), size)
+        except UNSUPPORTED:
+            return 0
+        if key in self._known or place in self._seen:
+            return 0
+        self._seen.add(place)
+        left = self._left.get(key, whole)
+        taken = min(size, left)
+        self._left[key] = left - taken
+        return taken
+
+
+def storage_of(tensor: Any) -> int:
+    """The storage of a parameter or buffer; 0 if it has none."""
+    try:
+        return int(getattr(tensor, "_local_tensor", tensor).untyped_storage()._cdata)
+    except UNSUPPORTED:
+        return 0
+
+
+def bytes_of(tensor: Any) -> int:
+    """The size of a parameter or gradient, of a sharded one the part that is here."""
+    try:
+        here = getattr(tensor, "_local_tensor", tensor)
+        return int(here.numel()) * int(here.element_size())
+    except UNSUPPORTED:
+        return 0

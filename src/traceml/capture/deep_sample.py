@@ -8,13 +8,14 @@ a hook, which reads a clock; it is gone when the backward pass is over.
 
 from bisect import bisect_right
 from functools import partial
+from itertools import pairwise
 from threading import get_ident
 from time import thread_time_ns
 from typing import Any, Final
 from weakref import ref
 
-from traceml.capture import deep_graph as graph
-from traceml.capture.deep_layers import Enclosing, Layers, layers_of
+from traceml.capture import deep_layers
+from traceml.capture.deep_layers import Enclosing, Layers
 from traceml.capture.device import Device
 from traceml.capture.switch import Switch
 from traceml.errors import failsafe, say_once
@@ -25,6 +26,9 @@ NOBODY: Final = -2
 OUTSIDE: Final = -1
 """Backward of operations that no module made, such as a functional loss."""
 FORWARD, BACKWARD, RECOMPUTE = range(3)
+CALL_NS: Final = 1000
+"""What calling us costs around the part that we can time."""
+Column = list[int]
 
 
 class Sample:
@@ -36,7 +40,7 @@ class Sample:
         self._grad_on, self._number = torch.is_grad_enabled, torch.autograd._get_sequence_nr
         self._task = torch._C._current_graph_task_id
         self._queue = torch.autograd.Variable._execution_engine.queue_callback
-        self._reads_saved = graph.can_read_saved(torch)
+        self._reads_saved = deep_layers.can_read_saved(torch)
         self.modules: list[Any] = []  # of each call, a weak reference
         self.parents: list[int] = []
         self.is_first: list[bool] = []  # not a recomputation
@@ -144,9 +148,11 @@ class Sample:
 
     def _look_at(self, tensors: Any, thread: int) -> list[Any]:
         """Find what the nodes hold, and put a hook where backward goes from one layer to another."""
-        nodes = graph.nodes_of(graph.roots_of(tensors))
+        nodes = deep_layers.nodes_of(deep_layers.roots_of(tensors))
         if nodes is None:
-            say_once(f"deep mode: a graph of more than {graph.MOST_NODES:,} operations is not looked at")
+            say_once(
+                f"deep mode: a graph of more than {deep_layers.MOST_NODES:,} operations is not looked at"
+            )
             self.failed = True
             return []
         numbers, calls = self._bounds.get(thread, ([], []))
@@ -162,11 +168,11 @@ class Sample:
         return handles
 
     def _add_held(self, nodes: list[tuple[int, Any]], owners: list[int]) -> None:
-        held = graph.Held(self.named().storages)
+        held = deep_layers.Held(self.named().storages)
         found: dict[int, int] = {}
         self.held.append(found)
         for (_, node), owner in zip(reversed(nodes), reversed(owners), strict=True):
-            for tensor in graph.saved_tensors(node):
+            for tensor in deep_layers.saved_tensors(node):
                 found[owner] = found.get(owner, 0) + held.add(tensor)
 
     def _node_begins(self, owner: int, is_first: bool, _gradients: Any) -> None:
@@ -189,8 +195,7 @@ class Sample:
         self.passes -= 1
         self.failed = self.failed or failed
         if not self.passes:
-            layers = self.named()
-            sizes = [sum(map(_gradient_bytes, found)) for found in layers.parameters]
+            sizes = [sum(map(_gradient_bytes, layer.parameters)) for layer in self.named().layers]
             known = self.gradient_bytes or sizes
             self.gradient_bytes = [max(pair) for pair in zip(sizes, known, strict=True)]
         self.work_ns += thread_time_ns() - busy
@@ -202,7 +207,7 @@ class Sample:
             self._named = len(self.modules)
             called = [module for kept in self.modules if (module := kept()) is not None]
             roots = [module for kept in self._roots if (module := kept()) is not None]
-            self.layers, self.gradient_bytes = layers_of(called, roots), []
+            self.layers, self.gradient_bytes = deep_layers.layers_of(called, roots), []
         return self.layers
 
 
@@ -210,4 +215,92 @@ def _gradient_bytes(kept: Any) -> int:
     parameter = kept()
     if parameter is None or not parameter.is_leaf or parameter.grad is None:
         return 0
-    return graph.bytes_of(parameter.grad)
+    return deep_layers.bytes_of(parameter.grad)
+
+
+class Settled:
+    """A sampled step as one number per layer: by itself, and with all that it calls.
+
+    It has no reference to the model. With a device, its times may still be missing.
+    """
+
+    def __init__(self, sample: Sample, step: int, every: int) -> None:
+        self.step, self.every = step, every
+        self.layers = layers = sample.named()
+        for layer in layers.layers:
+            layer.parameters.clear()  # not needed any more
+        self._parents, self._is_first = sample.parents, sample.is_first
+        self._layer: Column = []
+        self._is_wrapped: list[bool] = []  # called by the wrapper of its layer: one call, not two
+        modules = [kept() for kept in sample.modules]
+        for module, parent in zip(modules, sample.parents, strict=True):
+            found = layers.of_module.get(id(module)) if module is not None else None
+            # A module that is no part of the model, such as a compiled graph, is a part of its caller.
+            around = self._layer[parent] if parent >= 0 else -1
+            self._layer.append(around if found is None else found)
+            self._is_wrapped.append(self._layer[-1] == around and modules[parent] is not module)
+        for first, end in sample.doubtful:
+            if sample.reached.isdisjoint(range(first, end)):  # no backward pass came here: it was validation
+                self._layer[first:end] = [-1] * (end - first)
+        self._trail, self._held = sample.trail, sample.held
+        self._gradient_bytes = sample.gradient_bytes
+        usual = sorted(ended - began for _, _, began, ended, _ in sample.trail)[len(sample.trail) // 2]
+        self.own_ns = sample.work_ns + len(sample.trail) * (usual + CALL_NS)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all events of the device are done."""
+        return all(event is None or event.query() for *_, event in self._trail)
+
+    def columns(self) -> dict[str, Any] | None:
+        """What a line of the recording says about the step, times in ns; None if the times make no sense."""
+        own: list[Column] = [[0] * len(self._layer) for _ in (FORWARD, BACKWARD, RECOMPUTE)]
+        outside_ns = 0
+        for before, (call, phase, began, _, event) in pairwise(self._trail):
+            if call == NOBODY:
+                continue
+            elapsed = began - before[3] if event is None else int(before[4].elapsed_time(event) * 1e6)
+            if elapsed < 0 and event is not None:
+                return None  # streams were switched in between
+            if call == OUTSIDE:
+                outside_ns += elapsed
+            else:
+                own[phase][call] += max(elapsed, 0)
+        calls = [0] * len(self.layers.layers)
+        for call, layer in enumerate(self._layer):
+            calls[layer] += self._is_first[call] and layer >= 0 and not self._is_wrapped[call]
+        found: dict[str, Column] = {"calls": calls, "gradient_bytes": self._gradient_bytes}
+        for name, times in zip(("forward", "backward", "recompute"), own, strict=True):
+            found[name], found[f"{name}_total"] = self._by_layer(times)
+        every_call = range(len(self._layer))
+        passes = [self._by_layer([held.get(call, 0) for call in every_call]) for held in self._held]
+        if passes:  # they follow each other, so what they hold is not there at the same time
+            held_columns = zip(*passes, strict=True)
+            names = ("activation_bytes", "activation_bytes_total")
+            for name, columns in zip(names, held_columns, strict=True):
+                found[name] = [max(values) for values in zip(*columns, strict=True)]
+        kept = max((held.get(OUTSIDE, 0) for held in self._held), default=0)
+        outside = {"outside": outside_ns, "outside_bytes": kept}
+        return outside | {name: column for name, column in found.items() if any(column)}
+
+    def _by_layer(self, values: Column) -> tuple[Column, Column]:
+        """Sums over the calls of each layer: what is theirs, and what is also of the calls inside them."""
+        own, total = [0] * len(self.layers.layers), [0] * len(self.layers.layers)
+        with_inner = list(values)
+        for call in range(len(values) - 1, -1, -1):
+            layer, parent = self._layer[call], self._parents[call]
+            if parent >= 0:
+                with_inner[parent] += with_inner[call]
+            if layer >= 0:
+                own[layer] += values[call]
+                if not self._is_inside_itself(call):
+                    total[layer] += with_inner[call]
+        return own, total
+
+    def _is_inside_itself(self, call: int) -> bool:
+        """A call inside another call of the same layer: wrappers, recursion."""
+        layer = self._layer[call]
+        while (call := self._parents[call]) >= 0:
+            if self._layer[call] == layer:
+                return True
+        return False

@@ -14,18 +14,11 @@ from traceml.capture.slots import LEFT_OVER
 from traceml.errors import failsafe
 from traceml.schema import catalog as c
 
+_LEFT_OVER: Final = dict(LEFT_OVER)
 MOST_PENDING: Final = 256
 """Steps that may wait for their events before the oldest is given up."""
 MOST_MARKS: Final = 4096
 """Phase switches of one step that are timed; a long evaluation has more, and its step no device times."""
-
-
-class TimingEvent(Protocol):
-    """What we need of a device's timing event; `torch.Event` has it."""
-
-    def record(self) -> None: ...
-    def query(self) -> bool: ...
-    def elapsed_time(self, end: Any) -> float: ...
 
 
 class Device(Protocol):
@@ -34,7 +27,7 @@ class Device(Protocol):
     kind: str
     name: str
 
-    def new_event(self) -> TimingEvent: ...
+    def new_event(self) -> Any: ...  # with `record`, `query` and `elapsed_time`, as `torch.Event`
     def memory(self) -> tuple[int, int]: ...
     def capacity_bytes(self) -> int | None: ...
     def is_capturing(self) -> bool: ...
@@ -51,7 +44,7 @@ class TorchDevice:
         self.name = self._name()
         self._peak_allocated = 0
 
-    def new_event(self) -> TimingEvent:
+    def new_event(self) -> Any:
         return self._torch.Event(device=self.kind, enable_timing=True)
 
     def memory(self) -> tuple[int, int]:
@@ -93,19 +86,16 @@ class DeviceClock:
         self._device = device
         self._publish = publish
         safely = failsafe("timing on the device", None, on_failure)
-        self.mark, self.poll = safely(self._mark), safely(self._poll)  # type: ignore[method-assign]
+        self.mark: Callable[[int], None] = safely(self._mark)
+        """The slot that just ended; called by the switch."""
+        self.poll: Callable[[], None] = safely(self._poll)
+        """Publish every pending step whose events are all done, in whatever order."""
         self._is_partial = False  # this step has switches without an event
-        self._pool: list[TimingEvent] = []
-        self._trail: list[tuple[int, TimingEvent]] = []
-        self._pending: deque[tuple[int, list[tuple[int, TimingEvent]]]] = deque()
+        self._pool: list[Any] = []
+        self._trail: list[tuple[int, Any]] = []
+        self._pending: deque[tuple[int, list[tuple[int, Any]]]] = deque()
         self.given_up = 0
         self.mark(c.WAIT_START)
-
-    def mark(self, slot: int) -> None:
-        """The slot that just ended; called by the switch. Never raises (see `__init__`)."""
-
-    def poll(self) -> None:
-        """Publish every pending step whose events are all done, in whatever order. Never raises."""
 
     def _mark(self, slot: int) -> None:
         if len(self._trail) >= MOST_MARKS or self._device.is_capturing():
@@ -139,7 +129,7 @@ class DeviceClock:
         self.mark(c.WAIT_START)
 
     def _poll(self) -> None:
-        still: deque[tuple[int, list[tuple[int, TimingEvent]]]] = deque()
+        still: deque[tuple[int, list[tuple[int, Any]]]] = deque()
         for step, trail in self._pending:
             if trail[-1][1].query() and all(event.query() for _, event in trail):
                 self._resolve(step, trail)
@@ -147,20 +137,13 @@ class DeviceClock:
                 still.append((step, trail))
         self._pending = still
 
-    def _resolve(self, step: int, trail: list[tuple[int, TimingEvent]]) -> None:
+    def _resolve(self, step: int, trail: list[tuple[int, Any]]) -> None:
         totals = [0] * (c.FIRST_WAIT + 1)
         for (_, before), (slot, after) in pairwise(trail):
             elapsed_ns = int(before.elapsed_time(after) * 1e6)
             if elapsed_ns < 0:
                 return  # streams were switched in between: no honest number, so none
-            totals[_device_slot(slot)] += elapsed_ns
+            # The device's rows have one column for all wait places.
+            totals[min(_LEFT_OVER.get(slot, slot), c.FIRST_WAIT)] += elapsed_ns
         self._publish(step, *totals)
         self._pool.extend(event for _, event in trail)
-
-
-_LEFT_OVER: Final = dict(LEFT_OVER)
-
-
-def _device_slot(slot: int) -> int:
-    slot = _LEFT_OVER.get(slot, slot)
-    return min(slot, c.FIRST_WAIT)  # the device's rows have one column for all wait places

@@ -12,6 +12,18 @@ from traceml.recording.writer import open_apart
 MOST_PER_KIND: Final = 500
 
 
+def append(path: str, data: bytes) -> None:
+    """The file is open only while it is written to: a descriptor that is kept could be closed by the script
+    and then belong to a file of the script's.
+    """
+    opened = open_apart(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        os.write(opened[-1], data)
+    finally:
+        for fd in opened:
+            os.close(fd)
+
+
 def note_early(run_dir: str, kind: str, message: str) -> None:
     """Leave one event of a process that has no recording."""
     log = EventLog()
@@ -20,11 +32,7 @@ def note_early(run_dir: str, kind: str, message: str) -> None:
 
 
 class EventLog:
-    """Appends one line per event. Before the rank has a file, events wait in memory.
-
-    The file is open only while it is written to: a descriptor that is kept could be closed by the script and
-    then belong to a file of the script's.
-    """
+    """Appends one line per event. Before the rank has a file, events wait in memory."""
 
     def __init__(self) -> None:
         self._path = ""
@@ -51,12 +59,7 @@ class EventLog:
 
     def _write(self, data: bytes) -> None:
         try:
-            opened = open_apart(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            try:
-                os.write(opened[-1], data)
-            finally:
-                for fd in opened:
-                    os.close(fd)
+            append(self._path, data)
         except OSError as problem:
             say_once(f"events are no longer recorded ({problem.strerror}); training goes on")
             self._counts = dict.fromkeys(self._counts, MOST_PER_KIND)

@@ -23,17 +23,15 @@ class GradientWatch:
         self._handles: list[Any] = []
         self._last: dict[int, weakref.ref[Any]] = {}  # by the model's place in the list
         self.learning = 0  # steps left
-        self.active = False
 
     def watch(self, model: Any) -> None:
         """A model whose gradients are exchanged with other ranks was made."""
         self._models.append(weakref.ref(model))
-        self.active = True
         self._learn()
 
     def step_ended(self) -> None:
         """A step completed: narrow down to the last parameters, or start over if none was used."""
-        if not self.active:
+        if not self._models:
             return
         if self.learning:
             self.learning -= 1

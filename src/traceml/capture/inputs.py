@@ -5,61 +5,34 @@ pass is training, whatever ran on it before. Roles belong to iterators, not to l
 the training loader works. Iterators and batches are held by weak references.
 """
 
+import inspect
+import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import get_ident
-from typing import Any, NamedTuple, Protocol
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
 
-from traceml.capture.batch import first_array, size_of
-from traceml.capture.early_batch import EarlyBatch
-from traceml.capture.slots import (
-    AFTER_PENDING,
-    AFTER_VALIDATION,
-    PENDING_EVAL,
-    PENDING_FETCH,
-    PENDING_GAP,
-    PENDING_NO_GRAD,
-    SKIPPED,
-)
+from traceml.capture import slots
+from traceml.capture.slots import PENDING_EVAL, PENDING_FETCH
 from traceml.capture.switch import Switch
 from traceml.schema import catalog as c
 
+if TYPE_CHECKING:
+    from traceml.capture.session import Session
 
-class LoaderStart(NamedTuple):
-    """`iter(loader)` of a training loader: when, and how many workers it started."""
-
-    began: int
-    ended: int
-    workers: int
-
-
-class Counted(NamedTuple):
-    """How many batches, samples and tokens the running step has got, and how many sizes are open."""
-
-    step: int
-    open: int
-    fetches: int
-    samples: int
-    tokens: int
-
-
-class StepKeeper(Protocol):
-    """What a session does when it shows what a loader is for."""
-
-    stepping: bool
-
-    def restart(self) -> None: ...
-    def rename(self, source: int, target: int) -> None: ...
-    def epoch_started(self, start: LoaderStart) -> None: ...
+EARLY_TRIES: Final = 4
+EARLY_ENOUGH: Final = 2
+MOST_FRAMES: Final = 3
+MOST_TENSORS: Final = 256
+_LIBRARIES: Final = ("torch", "traceml")
 
 
 class Inputs:
     """What is known about the input of this process."""
 
-    def __init__(self, switch: Switch, torch: Any, session: StepKeeper) -> None:
-        self._switch = switch
-        self._torch = torch
-        self._session = session
+    def __init__(self, switch: Switch, torch: Any, session: "Session") -> None:
+        self._switch, self._torch, self._session = switch, torch, session
         self.unresolved: list[weakref.ref[Any]] = []  # iterators whose role is not known yet
         self.used = False  # a forward pass without gradients has used a batch of theirs
         self._sizes: list[tuple[int, int]] = []  # of their batches
@@ -88,7 +61,7 @@ class Inputs:
             if not self._session.stepping:
                 self._session.restart()
             if self.skips:
-                return SKIPPED
+                return slots.SKIPPED
         role: int | None = getattr(iterator, "_traceml_role", None)
         if role is None and not self._torch.is_grad_enabled():
             role = iterator._traceml_role = c.VALIDATION
@@ -115,7 +88,7 @@ class Inputs:
         self._switch.loader = 0  # it may have the address of one that is gone
         self._switch.attention = 1
         if self._torch.is_grad_enabled():
-            iterator._traceml_started = LoaderStart(began, ended, getattr(iterator, "_num_workers", 0))
+            iterator._traceml_started = (began, ended, getattr(iterator, "_num_workers", 0))
             if not is_training:
                 self.candidate = weakref.ref(iterator)
 
@@ -126,24 +99,25 @@ class Inputs:
         else:
             self._switch.fetched(*size_of(batch))
 
-    def counted(self) -> Counted | None:
-        """Before a framework's loader is asked for a batch; None where nothing is counted."""
+    def counted(self) -> tuple[int, int, int, int, int] | None:
+        """Before a framework's loader is asked for a batch: the step, how many sizes are open, and the
+        batches, samples and tokens that the step has got so far. None where nothing is counted."""
         switch = self._switch
         if switch.current < c.FIRST_USER or get_ident() != switch.thread:
             return None
-        return Counted(switch.step, len(self._sizes), switch.fetches, switch.samples, switch.tokens)
+        return switch.step, len(self._sizes), switch.fetches, switch.samples, switch.tokens
 
-    def handed_over(self, before: Counted, *batches: Any) -> None:
+    def handed_over(self, before: tuple[int, int, int, int, int], *batches: Any) -> None:
         """It gave these. A loader that looks ahead fetches more, or less: what it gave counts."""
-        switch = self._switch
+        switch, (step, sizes, *counts) = self._switch, before
         if self.feeds_validation:
             return
         if self.unresolved:
-            del self._sizes[before.open if before.open <= len(self._sizes) else 0 :]
+            del self._sizes[sizes if sizes <= len(self._sizes) else 0 :]
             self._sizes.extend(map(size_of, batches))
             return
-        if switch.step == before.step:
-            switch.fetches, switch.samples, switch.tokens = before.fetches, before.samples, before.tokens
+        if switch.step == step:
+            switch.fetches, switch.samples, switch.tokens = counts
         else:
             switch.fetches = switch.samples = switch.tokens = 0  # a step ended in between
         for batch in batches:
@@ -153,19 +127,21 @@ class Inputs:
         """It shows what the open iterators are for, and with them the passes without gradients so far."""
         switch, trains = self._switch, role == c.INPUT
         self._session.rename(PENDING_FETCH, role)
-        self._session.rename(PENDING_NO_GRAD, c.NO_GRAD if trains else c.VALIDATION)
-        self._session.rename(PENDING_GAP, c.WAIT_NO_GRAD if trains else c.VALIDATION)
-        self._session.rename(AFTER_PENDING, c.WAIT_NO_GRAD if trains else c.WAIT_OTHER)
+        self._session.rename(slots.PENDING_NO_GRAD, c.NO_GRAD if trains else c.VALIDATION)
+        self._session.rename(slots.PENDING_GAP, c.WAIT_NO_GRAD if trains else c.VALIDATION)
+        self._session.rename(slots.AFTER_PENDING, c.WAIT_NO_GRAD if trains else c.WAIT_OTHER)
         if not trains:
             self._session.rename(PENDING_EVAL, c.VALIDATION)
-        if switch.current == AFTER_PENDING:
-            switch.current = c.WAIT_NO_GRAD if trains else AFTER_VALIDATION
+        if switch.current == slots.AFTER_PENDING:
+            switch.current = c.WAIT_NO_GRAD if trains else slots.AFTER_VALIDATION
         for iterator in [i for i in (reference() for reference in self.unresolved) if i is not None]:
             iterator._traceml_role, iterator._traceml_trains = role, trains
             started = getattr(iterator, "_traceml_started", None)
             iterator._traceml_started = None
             if trains and started is not None:
-                self._session.epoch_started(started)
+                began, ended, workers = started
+                step = switch.step + 1
+                self._session.events.add("epoch_start", step, began, ended - began, workers=workers)
         for size in self._sizes if trains else ():
             switch.fetched(*size)
         self.has_loader |= trains
@@ -269,3 +245,80 @@ def _rows(array: Any) -> int:
     if not isinstance(shape, Sequence) or not shape or not isinstance(shape[0], int):
         return 0
     return shape[0] if len(shape) > 1 else 1
+
+
+class EarlyBatch:
+    """Loops that make the next batch between the forward and the backward pass of this one.
+
+    Where no loader is seen, and much time passes there, the variables of the training loop are looked at in
+    a few steps, then never again: if the tensor that the next forward pass gets was there when the backward
+    pass began, it was made in that gap, and the gap is input.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._tensor = torch.Tensor
+        self._seen: list[weakref.ref[Any]] = []
+        self._tries, self._found = EARLY_TRIES, 0
+
+    @property
+    def learning(self) -> bool:
+        return self._tries > 0
+
+    def look(self) -> None:
+        """A backward pass begins after a long gap: note the tensors that the training loop has."""
+        if self._tries and sys.gettrace() is None:
+            self._seen = _tensors_of_callers(self._tensor)
+
+    def is_made_early(self, array: Any) -> bool:
+        """A forward pass gets this tensor, which is new. Always true once it is settled."""
+        if self._seen:
+            self._tries -= 1
+            self._found += any(reference() is array for reference in self._seen)
+            self._seen = []
+            if self._found >= EARLY_ENOUGH:
+                self._tries = 0
+        return self._found >= EARLY_ENOUGH
+
+
+def _tensors_of_callers(kind: type) -> list[weakref.ref[Any]]:
+    found: list[weakref.ref[Any]] = []
+    frame: FrameType | None = sys._getframe(1)
+    frames = 0
+    while frame is not None and frames < MOST_FRAMES:
+        if not str(frame.f_globals.get("__name__", "")).startswith(_LIBRARIES):
+            frames += 1
+            variables = frame.f_locals
+            for value in list(variables.values()):
+                values = value if type(value) in (list, tuple) and len(value) <= 8 else (value,)
+                found += [weakref.ref(v) for v in values if isinstance(v, kind)]
+            if frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13):
+                variables.clear()  # a copy that the frame would keep, and the user's objects with it
+        frame = frame.f_back
+    return found[:MOST_TENSORS]
+
+
+def first_array(batch: Any, depth: int = 4) -> Any:
+    """The first thing with a shape in a batch of tuples, lists and mappings."""
+    while depth:
+        if hasattr(batch, "shape"):
+            return batch
+        if isinstance(batch, Mapping):
+            batch = next(iter(batch.values()), None)
+        elif isinstance(batch, (list, tuple)) and batch:
+            batch = batch[0]
+        else:
+            return None
+        depth -= 1
+    return None
+
+
+def size_of(batch: Any) -> tuple[int, int]:
+    """(samples, tokens), 0 where that is not known."""
+    tokens = 0
+    if isinstance(batch, Mapping):
+        ids = batch.get("input_ids")
+        if ids is not None and hasattr(ids, "numel"):
+            tokens = ids.numel()
+    shape = getattr(first_array(batch), "shape", None)
+    known = isinstance(shape, Sequence) and len(shape) > 0 and isinstance(shape[0], int)
+    return shape[0] if known and shape is not None else 0, tokens

@@ -7,41 +7,21 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from threading import get_ident
 from typing import Any, Final
 
-from traceml.capture.autograd_calls import FunctionWatch
+from traceml.capture import patches
 from traceml.capture.events import note_early
-from traceml.capture.garbage import GarbageWatch
-from traceml.capture.outer_optimizer import OuterOptimizers
-from traceml.capture.own_calls import OwnCalls
-from traceml.capture.patches import (
-    DEVICE_PATCHES,
-    FUNCTION_PATCH,
-    PATCHES,
-    Patch,
-    put_in,
-    take_out,
-    wrap_known_optimizers,
-)
+from traceml.capture.hidden_work import OuterOptimizers, function_watch, wrap_own_calls
 from traceml.capture.session import Session
+from traceml.capture.slots import is_wait
 from traceml.errors import failsafe, listen
 from traceml.inject.watch import ImportWatch
 from traceml.recording import layout
 from traceml.schema import catalog as c
 from traceml.settings import REPORT_TO_VARIABLE
 
-FRAMEWORKS: Final = {
-    "transformers.trainer": "huggingface",
-    "pytorch_lightning.loops.fetchers": "lightning",
-    "lightning.pytorch.loops.fetchers": "lightning",
-    "accelerate.data_loader": "accelerate",
-    "deepspeed.runtime.engine": "deepspeed",
-    "fastai.optimizer": "fastai",
-    "keras.src.optimizers.base_optimizer": "keras",
-    "ray.train.torch.torch_trainer": "ray",
-}
-"""A module of a framework, and the file of `traceml.integrations` that knows it, loaded after it."""
-
+LONG_PAUSE_NS: Final = 20_000_000
 _active: Session | None = None
 _garbage: Callable[..., None] | None = None
 
@@ -65,26 +45,25 @@ def activate(watch: Any = None, run_dir: str | None = None) -> Session | None:
     session = Session(torch, run_dir)
     listen(failsafe("noting a failure", None)(session.note_failure))
     watch = watch if watch is not None else ImportWatch()  # type: ignore[no-untyped-call]
-    for patch in PATCHES:
+    frameworks = import_module("traceml.integrations.seams").PATCHES
+    for patch in (*patches.PATCHES, *frameworks):
         if patch.measures is not None and patch.module not in sys.modules:
             session.missing.append(patch.name)  # today all of these come with torch
         watch.when_imported(patch.module, functools.partial(_put_in, patch, session))
-    for module, name in FRAMEWORKS.items():
-        watch.when_imported(module, functools.partial(_integrate, name, session, watch))
-    wrap_known_optimizers(torch.optim.Optimizer, session)
+    patches.wrap_known_optimizers(torch.optim.Optimizer, session)
     session.on_device = functools.partial(_time_copies, session)
-    functions = FunctionWatch(torch, functools.partial(_put_in, FUNCTION_PATCH, session))
-    session.on_no_grad = failsafe("watching autograd functions", None)(functions.look)
+    functions = function_watch(torch, functools.partial(_put_in, patches.FUNCTION_PATCH, session))
+    session.on_no_grad = failsafe("watching autograd functions", None)(functions)
     session.on_step = failsafe("looking at a step", None)(_look_at_steps(session))
     session.measured |= 1 << c.VALIDATION | 1 << c.NO_GRAD
-    _garbage = failsafe("timing garbage collection", None)(GarbageWatch(session).__call__)
+    _garbage = failsafe("timing garbage collection", None)(_garbage_watch(session))
     gc.callbacks.append(_garbage)
     atexit.register(session.close)
     atexit.register(_note_loader, session)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=session.begin)
     if os.environ.get(REPORT_TO_VARIABLE):
-        from traceml.capture.trackers.report import watch_trackers
+        from traceml.capture.trackers import watch_trackers
 
         watch_trackers(session, watch)
     _active = session
@@ -93,13 +72,41 @@ def activate(watch: Any = None, run_dir: str | None = None) -> Session | None:
 
 def _look_at_steps(session: Session) -> Callable[[Any], None]:
     """What the first steps show: modules with a call of their own, optimizers around others."""
-    outer, own_calls = OuterOptimizers(session), OwnCalls(session)
+    outer, is_first = OuterOptimizers(session), True
 
     def look(optimizer: Any) -> None:
-        own_calls.look()
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            wrap_own_calls(session, session.torch.nn.Module)
         outer.look(optimizer)
 
     return look
+
+
+def _garbage_watch(session: Session) -> Callable[[str, dict[str, int]], None]:
+    """One of `gc.callbacks`: how long Python's garbage collector stops the training thread.
+
+    Collections lie inside phases; those inside `wait` are counted apart too.
+    """
+    switch, since = session.switch, 0
+
+    def collects(when: str, _info: dict[str, int]) -> None:
+        nonlocal since
+        if get_ident() != switch.thread:
+            return
+        now = switch.clock()
+        if when == "start":
+            since = now
+            return
+        pause = now - since
+        switch.gc_ns += pause
+        if is_wait(switch.current):
+            switch.gc_wait_ns += pause
+        if pause > LONG_PAUSE_NS and session.stepping:
+            session.events.add("gc", session.step + 1, since, pause)
+
+    return collects
 
 
 @failsafe("noting what was seen", None)
@@ -112,18 +119,12 @@ def _note_loader(session: Session) -> None:
             pass
 
 
-@failsafe("integrating a framework", None)
-def _integrate(name: str, session: Session, watch: Any, _module: Any) -> None:
-    for patch in import_module(f"traceml.integrations.{name}").PATCHES:
-        watch.when_imported(patch.module, functools.partial(_put_in, patch, session))
-
-
-def _put_in(patch: Patch, session: Session, _module: Any = None) -> None:
-    failsafe(f"patching {patch.name}", None)(put_in)(patch, session)
+def _put_in(patch: patches.Patch, session: Session, _module: Any = None) -> None:
+    failsafe(f"patching {patch.name}", None)(patches.put_in)(patch, session)
 
 
 def _time_copies(session: Session) -> None:
-    for patch in DEVICE_PATCHES:
+    for patch in patches.DEVICE_PATCHES:
         _put_in(patch, session)
 
 
@@ -134,7 +135,7 @@ def deactivate() -> None:
         return
     _active.close()
     _active.off()
-    take_out(_active)
+    patches.take_out(_active)
     if _garbage is not None:
         gc.callbacks.remove(_garbage)
     atexit.unregister(_active.close)

@@ -5,30 +5,13 @@ docs/architecture.md says for each row who can notice it and which public hook w
 
 import sys
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
-from traceml.capture.autograd_calls import wrap_apply, wrap_transform
-from traceml.capture.parameter_walks import wrap_members
+from traceml.capture import wrappers as w
+from traceml.capture.hidden_work import wrap_apply, wrap_members, wrap_transform
 from traceml.capture.session import Session
 from traceml.capture.wrap import ORIGINAL
-from traceml.capture.wrappers import (
-    Wrap,
-    phase,
-    tell_compiler,
-    wrap_backward,
-    wrap_compiled_exchange,
-    wrap_copy_to_device,
-    wrap_ddp_init,
-    wrap_exchange,
-    wrap_future_wait,
-    wrap_iter,
-    wrap_module_call,
-    wrap_next,
-    wrap_optimizer_class,
-    wrap_patch_step_function,
-    wrap_save,
-    wrap_scaler_step,
-)
 from traceml.schema import catalog as c
 
 
@@ -42,7 +25,7 @@ class Patch:
 
     module: str
     attribute: str
-    wrap: Wrap
+    wrap: w.Wrap
     measures: int | None = None
     also: tuple[str, ...] = ()
 
@@ -52,16 +35,17 @@ class Patch:
         return f"{self.module}.{self.attribute}"
 
 
-_OPTIMIZER = phase(c.OPTIMIZER)
+_OPTIMIZER: Final = w.phase(c.OPTIMIZER)
+_CHECKPOINT: Final = "torch.distributed.checkpoint"
 PATCHES: tuple[Patch, ...] = (
-    Patch("torch.nn.modules.module", "Module.__call__", wrap_module_call, c.FORWARD),
-    Patch("torch.autograd", "_engine_run_backward", wrap_backward, c.BACKWARD),
-    Patch("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__", wrap_next, c.INPUT),
-    Patch("torch.utils.data.dataloader", "DataLoader.__iter__", wrap_iter),
-    Patch("torch.optim.optimizer", "Optimizer._patch_step_function", wrap_patch_step_function, c.OPTIMIZER),
-    Patch("torch.optim.optimizer", "Optimizer.zero_grad", phase(c.OPTIMIZER, never_compiled=True)),
+    Patch("torch.nn.modules.module", "Module.__call__", w.wrap_module_call, c.FORWARD),
+    Patch("torch.autograd", "_engine_run_backward", w.wrap_backward, c.BACKWARD),
+    Patch("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__", w.wrap_next, c.INPUT),
+    Patch("torch.utils.data.dataloader", "DataLoader.__iter__", w.wrap_iter),
+    Patch("torch.optim.optimizer", "Optimizer._patch_step_function", w.wrap_patch_step_function, c.OPTIMIZER),
+    Patch("torch.optim.optimizer", "Optimizer.zero_grad", w.phase(c.OPTIMIZER, never_compiled=True)),
     Patch("torch.optim.lr_scheduler", "LRScheduler.step", _OPTIMIZER),
-    Patch("torch.amp.grad_scaler", "GradScaler.step", wrap_scaler_step),
+    Patch("torch.amp.grad_scaler", "GradScaler.step", partial(w.wrap_optimizer_step, optimizer_at=1)),
     Patch("torch.amp.grad_scaler", "GradScaler.unscale_", _OPTIMIZER),
     Patch("torch.amp.grad_scaler", "GradScaler.update", _OPTIMIZER),
     Patch("torch.nn.modules.module", "Module.zero_grad", _OPTIMIZER),
@@ -73,32 +57,22 @@ PATCHES: tuple[Patch, ...] = (
     Patch("torch._functorch.eager_transforms", "grad_and_value_impl", wrap_transform),
     Patch("torch._functorch.eager_transforms", "_vjp_with_argnums", wrap_transform),
     Patch("torch._functorch.eager_transforms", "_jvp_with_argnums", wrap_transform),
-    Patch("torch.serialization", "save", wrap_save, c.CHECKPOINT, also=("torch",)),
-    Patch("torch.nn.parallel.distributed", "DistributedDataParallel.__init__", wrap_ddp_init, c.SYNC),
-    Patch("torch.nn.parallel.distributed", "DistributedDataParallel._sync_buffers", wrap_exchange),
-    Patch("torch._C._distributed_c10d", "Work.wait", wrap_exchange),
-    Patch("torch._C._distributed_c10d", "ProcessGroup.monitored_barrier", wrap_exchange),
-    Patch("torch.distributed._functional_collectives", "wait_tensor", wrap_compiled_exchange),
-    Patch("torch._C", "Future.wait", wrap_future_wait),
-    Patch(
-        "torch.distributed.checkpoint.state_dict_saver",
-        "save",
-        wrap_save,
-        also=("torch.distributed.checkpoint",),
-    ),
-    Patch(
-        "torch.distributed.checkpoint.state_dict_saver",
-        "async_save",
-        wrap_save,
-        also=("torch.distributed.checkpoint",),
-    ),
-    Patch("safetensors.torch", "save_file", wrap_save),
-    Patch("safetensors.torch", "save_model", wrap_save),
+    Patch("torch.serialization", "save", w.wrap_save, c.CHECKPOINT, also=("torch",)),
+    Patch("torch.nn.parallel.distributed", "DistributedDataParallel.__init__", w.wrap_ddp_init, c.SYNC),
+    Patch("torch.nn.parallel.distributed", "DistributedDataParallel._sync_buffers", w.wrap_exchange),
+    Patch("torch._C._distributed_c10d", "Work.wait", w.wrap_exchange),
+    Patch("torch._C._distributed_c10d", "ProcessGroup.monitored_barrier", w.wrap_exchange),
+    Patch("torch.distributed._functional_collectives", "wait_tensor", w.wrap_compiled_exchange),
+    Patch("torch._C", "Future.wait", w.wrap_future_wait),
+    Patch(f"{_CHECKPOINT}.state_dict_saver", "save", w.wrap_save, also=(_CHECKPOINT,)),
+    Patch(f"{_CHECKPOINT}.state_dict_saver", "async_save", w.wrap_save, also=(_CHECKPOINT,)),
+    Patch("safetensors.torch", "save_file", w.wrap_save),
+    Patch("safetensors.torch", "save_model", w.wrap_save),
 )
 DEVICE_PATCHES: tuple[Patch, ...] = (
-    Patch("torch", "Tensor.to", wrap_copy_to_device, c.H2D),
-    Patch("torch", "Tensor.cuda", wrap_copy_to_device),
-    Patch("torch", "Tensor.copy_", wrap_copy_to_device),
+    Patch("torch", "Tensor.to", w.wrap_copy_to_device, c.H2D),
+    Patch("torch", "Tensor.cuda", w.wrap_copy_to_device),
+    Patch("torch", "Tensor.copy_", w.wrap_copy_to_device),
 )
 """Only where a device is in use: torch compares these methods with its own lists."""
 FUNCTION_PATCH = Patch("torch.autograd.function", "Function.apply", wrap_apply)
@@ -124,8 +98,8 @@ def put_in(patch: Patch, session: Session) -> None:
             _replace(sys.modules[module], name, wrapper, session)
     if patch.measures is not None:
         session.measured |= 1 << patch.measures
-    if patch.wrap is wrap_module_call:
-        tell_compiler(owner)
+    if patch.wrap is w.wrap_module_call:
+        w.tell_compiler(owner)
 
 
 def _owner(patch: Patch) -> tuple[Any, str]:
@@ -156,12 +130,12 @@ def take_out(session: Session) -> None:
             cls.step = step
     session.patched.clear()
     session.wrapped_optimizers.clear()
-    tell_compiler(session.torch.nn.Module)
+    w.tell_compiler(session.torch.nn.Module)
 
 
 def wrap_known_optimizers(base: Any, session: Session) -> None:
     """Classes whose `step` PyTorch has prepared already: optimizers made before we came."""
     for cls in base.__subclasses__():
         if getattr(cls.step, "hooked", False):
-            wrap_optimizer_class(cls, session)
+            w.wrap_optimizer_class(cls, session)
         wrap_known_optimizers(cls, session)

@@ -1,6 +1,14 @@
-"""A process becomes a rank: its recording is opened, its own cost is measured, its device is found."""
+"""A process becomes a rank: who it is, its recording, its own cost, its device, names of the user's phases.
+
+Global rank is identity, local rank is device, node rank is place. World size and ranks come from
+`torch.distributed` once it is initialized, else from the environment of torchrun or Slurm; never by touching
+an accelerator.
+"""
 
 import os
+import platform
+import socket
+import sys
 import threading
 import time
 import zlib
@@ -8,18 +16,69 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from traceml.capture import identity
-from traceml.capture.c_module import c_module
 from traceml.capture.device import Device, TorchDevice
 from traceml.capture.slots import ROW, SLOTS
-from traceml.capture.switch import Switch
+from traceml.capture.switch import Switch, c_module
 from traceml.capture.wrap import nothing, seen_through, timed
 from traceml.recording import layout
 from traceml.recording.writer import RecordingWriter, mark_replaced
 from traceml.schema import catalog as c
+from traceml.schema.slurm import find_task
 
 MOST_NAMES: Final = 1000
+_PACKAGES: Final = ("transformers", "lightning", "pytorch_lightning", "accelerate", "deepspeed", "numpy")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+
+def _from_environment(*names: str) -> int | None:
+    for name in names:
+        value = os.environ.get(name, "")
+        if value.isascii() and value.isdigit():
+            return int(value)
+    return None
+
+
+def identify(torch: Any) -> dict[str, Any]:
+    """The identity part of a rank's recording header."""
+    task = find_task(os.environ)
+    rank, world_size = _from_environment("RANK"), _from_environment("WORLD_SIZE")
+    if task is not None:
+        rank = task.task if rank is None else rank
+        world_size = task.tasks if world_size is None else world_size
+    distributed = getattr(torch, "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        rank, world_size = distributed.get_rank(), distributed.get_world_size()
+    return {
+        "rank": rank or 0,
+        "local_rank": _from_environment("LOCAL_RANK", "SLURM_LOCALID") or 0,
+        "node_rank": _from_environment("GROUP_RANK", "NODE_RANK", "SLURM_NODEID") or 0,
+        "world_size": world_size or 1,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+    }
+
+
+def trained_parameters(optimizer: Any) -> int | None:
+    """How many numbers this optimizer trains, if it tells (Keras's does not)."""
+    groups = getattr(optimizer, "param_groups", None)
+    if groups is None and hasattr(optimizer, "parameters"):  # DeepSpeed's engine, which is a module
+        groups = [{"params": optimizer.parameters()}]
+    return sum(int(p.numel()) for group in groups for p in group["params"]) if groups else None
+
+
+def describe_process(torch: Any) -> dict[str, Any]:
+    """Versions of what is loaded, and the clock anchor that ties this process's clock to the wall clock."""
+    loaded = ((name, sys.modules.get(name)) for name in _PACKAGES)
+    return {
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "torch": str(torch.__version__),
+        "threads": torch.get_num_threads(),
+        "thread": threading.get_native_id(),
+        "packages": {n: str(getattr(m, "__version__", "")) for n, m in loaded if m is not None},
+        "wall_ns": time.time_ns(),
+        "clock_ns": time.perf_counter_ns(),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +94,21 @@ class Rank:
 
 def open_rank(torch: Any, run_dir: str, tensor: Any, measured: int, missing: Sequence[str]) -> Rank:
     """Open the recording of this process; `tensor` is the first one that was trained, if one is known."""
-    who = identity.identify(torch)
+    who = identify(torch)
     kind = getattr(getattr(tensor, "device", None), "type", "cpu")
     device = None if kind in ("cpu", "meta") else TorchDevice(torch, kind, tensor.device.index or 0)
+    about: dict[str, Any] = {"type": kind}
     if device is None:
         measured &= ~(1 << c.H2D)  # no device to copy to: not measured, not 0
+    else:
+        about |= {"name": device.name, "capacity_bytes": device.capacity_bytes()}
     if who["world_size"] == 1:
         measured &= ~(1 << c.SYNC)
     header = {
         "kind": "steps",
         "identity": who,
-        "process": identity.describe_process(torch),
-        "device": {"type": kind} if device is None else _about(device),
+        "process": describe_process(torch),
+        "device": about,
         "overhead": {**_own_cost_ns(), "in_c": c_module is not None},
         "slots": SLOTS,
         "missing": list(missing),
@@ -55,32 +117,16 @@ def open_rank(torch: Any, run_dir: str, tensor: Any, measured: int, missing: Seq
     return Rank(writer, stem, header, measured, device)
 
 
-def _about(device: Device) -> dict[str, Any]:
-    return {"type": device.kind, "name": device.name, "capacity_bytes": device.capacity_bytes()}
-
-
 def _open_writer(folder: str, who: dict[str, Any], header: dict[str, Any]) -> tuple[str, RecordingWriter]:
     """A process that replaced itself (exec) has the same id and gets a name of its own."""
+    name = os.path.join(folder, f"rank-{who['rank']}.{who['pid']}")
     for number in range(MOST_NAMES):
-        stem = os.path.join(
-            folder,
-            f"rank-{who['rank']}.{who['pid']}{number:03}" if number else f"rank-{who['rank']}.{who['pid']}",
-        )
+        stem = f"{name}{number:03}" if number else name
         try:
             return stem, RecordingWriter(stem + ".steps", c.STEP_COLUMNS, header)
         except FileExistsError:
             mark_replaced(stem + ".steps")
     raise FileExistsError(f"{folder}: {MOST_NAMES} recordings of process {who['pid']}")
-
-
-def timed_resident_bytes() -> tuple[int | None, int]:
-    """The memory of this process, and the nanoseconds of CPU that reading it took.
-
-    The thread's own time: what it waited for a core, on a busy machine, is not what a reading costs.
-    """
-    began = time.thread_time_ns()
-    resident = resident_bytes()
-    return resident, time.thread_time_ns() - began
 
 
 def resident_bytes() -> int | None:
@@ -103,7 +149,7 @@ def _own_cost_ns() -> dict[str, int]:
     scratch = Switch()
     scratch.thread = threading.get_ident()
     call = timed(nothing, scratch, c.CHECKPOINT, nothing)
-    wrapped = seen_through(nothing, call, _no)
+    wrapped = seen_through(nothing, call, lambda: False)
     size = layout.padded_row_size(ROW.size)
     rows = bytearray(size * 128)
     scratch.rows_into(rows, 0, len(rows), size, 0)
@@ -148,5 +194,33 @@ def _cold_ns(function: Callable[[], object], rounds: int = 9) -> int:
 _SOURCE: Final = "def f(a, *b, c=1, **d):\n    return [x + y for x, y in zip(a, b) if x] or {c: d}\n" * 4
 
 
-def _no() -> bool:
-    return False
+class UserPhases:
+    """The user's own phases: names to slots, written into the recording as soon as there is one.
+
+    Names beyond the slots share the last one.
+    """
+
+    def __init__(self) -> None:
+        self.slots: dict[str, int] = {}
+        self._writer: RecordingWriter | None = None
+
+    def slot(self, name: str) -> int:
+        """The slot of this name."""
+        found = self.slots.get(name)
+        if found is None:
+            used = len(set(self.slots.values()))
+            found = self.slots[name] = c.FIRST_USER + min(used, c.USER_SLOTS - 1)
+            self._write(name, found)
+        return found
+
+    def use(self, writer: RecordingWriter) -> None:
+        """The recording is open: names given so far go into it."""
+        self._writer = writer
+        for name, slot in self.slots.items():
+            self._write(name, slot)
+
+    def _write(self, name: str, slot: int) -> None:
+        index = slot - c.FIRST_USER
+        shared = index == c.USER_SLOTS - 1 and len(self.slots) > c.USER_SLOTS
+        if self._writer is not None:
+            self._writer.set_name(index, "other phases" if shared else name)

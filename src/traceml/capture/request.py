@@ -6,14 +6,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from traceml.capture.session import Session
 from traceml.errors import say_once
 from traceml.recording import layout
 from traceml.schema import catalog as c
-
-LATER: Final = "`traceml view` on the run folder makes it later"
 
 
 @contextmanager
@@ -29,27 +27,24 @@ def outside_steps(session: Session, is_training_thread: bool) -> Iterator[None]:
 
 def ask(run_dir: str, timeout_s: float) -> dict[str, Any] | None:
     """`summary` and `text`; None, with one line, if there is no answer in time."""
-    folder = Path(run_dir)
+    folder, deadline = Path(run_dir), time.monotonic() + timeout_s
     answer = folder / layout.FOLDER / f"answer-{os.getpid()}-{time.monotonic_ns()}.json"
     request = answer.with_name(answer.name.replace("answer-", "request-"))
+    why = "no answer in time"
     try:
         request.touch()
-        return _await_answer(folder, answer, time.monotonic() + timeout_s)
+        while time.monotonic() < deadline:
+            if answer.exists():
+                found = json.loads(answer.read_text())
+                return found if isinstance(found, dict) else None
+            if not monitor_alive(folder):
+                why = "the monitor is gone"
+                break
+            time.sleep(0.02)
     finally:
         request.unlink(missing_ok=True)
         answer.unlink(missing_ok=True)
-
-
-def _await_answer(folder: Path, answer: Path, deadline: float) -> dict[str, Any] | None:
-    while time.monotonic() < deadline:
-        if answer.exists():
-            found = json.loads(answer.read_text())
-            return found if isinstance(found, dict) else None
-        if not monitor_alive(folder):
-            say_once(f"no summary of the run so far: the monitor is gone; {LATER}")
-            return None
-        time.sleep(0.02)
-    say_once(f"no summary of the run so far: no answer in time; {LATER}")
+    say_once(f"no summary of the run so far: {why}; `traceml view` on the run folder makes it later")
     return None
 
 

@@ -5,21 +5,17 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from traceml.capture.c_module import c_module
 from traceml.capture.device import Device, DeviceClock
 from traceml.capture.events import EventLog, note_early
 from traceml.capture.gradients import GradientWatch
-from traceml.capture.identity import trained_parameters
-from traceml.capture.inputs import Inputs, LoaderStart
+from traceml.capture.inputs import Inputs
 from traceml.capture.leading_optimizer import ENDS_STEP, NOTHING, LeadingOptimizer
 from traceml.capture.other_thread import OtherThread
 from traceml.capture.process_end import Failure, close_with_worker, end_of
-from traceml.capture.rank import open_rank, timed_resident_bytes
-from traceml.capture.rows import extended, into_writer
+from traceml.capture.rank import UserPhases, open_rank, resident_bytes, trained_parameters
+from traceml.capture.rows import UnendedSteps, extended, into_writer
 from traceml.capture.slots import PASS, PENDING_EVAL, ROW, SKIPPED, TRANSFORM, is_wait
-from traceml.capture.switch import Switch
-from traceml.capture.unended_steps import UnendedSteps
-from traceml.capture.user_phases import UserPhases
+from traceml.capture.switch import Switch, c_module
 from traceml.capture.wrap import deep_is_asked, nothing
 from traceml.errors import failsafe
 from traceml.recording import layout
@@ -143,11 +139,6 @@ class Session:
         self.switch.move(source, target)
         if self.device_clock is not None:
             self.device_clock.rename(source, target)
-
-    def epoch_started(self, start: LoaderStart) -> None:
-        """A loader that feeds the training was started."""
-        duration = start.ended - start.began
-        self.events.add("epoch_start", self.step + 1, start.began, duration, workers=start.workers)
 
     def enter_forward(self, module: Any, args: Any, kwargs: Any) -> int:
         """An outermost module call that needs a look: evaluation, a first batch, no loader in sight."""
@@ -371,7 +362,9 @@ class Session:
         self.device = self.device_clock = None
 
     def _read_memory(self, now: int) -> None:
-        resident, took = timed_resident_bytes()
+        began = time.thread_time_ns()  # what we wait for a core is not what a reading costs
+        resident = resident_bytes()
+        took = time.thread_time_ns() - began
         self.switch.reading_due = now + max(MEMORY_EVERY_NS, MEMORY_REST * took)
         if resident is not None:
             self.switch.rss = resident

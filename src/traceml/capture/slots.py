@@ -57,21 +57,14 @@ def is_wait(slot: int) -> bool:
     return c.FIRST_WAIT <= slot <= AFTER_PENDING
 
 
-def _place_after(slot: int) -> int:
-    if slot in (c.INPUT, c.H2D, SLOTS + PENDING_FETCH):
-        return c.WAIT_INPUT
-    if slot in (c.FORWARD, TRANSFORM, SLOTS + PENDING_EVAL):
-        return c.WAIT_FORWARD
-    if slot in (c.BACKWARD, c.SYNC):
-        return c.WAIT_BACKWARD
-    after = {
-        c.NO_GRAD: c.WAIT_NO_GRAD,
-        c.VALIDATION: AFTER_VALIDATION,
-        SLOTS + PENDING_NO_GRAD: AFTER_PENDING,
-    }
-    return after.get(slot, c.WAIT_OTHER)
-
-
+_PLACES_AFTER: Final = {
+    **dict.fromkeys((c.INPUT, c.H2D, SLOTS + PENDING_FETCH), c.WAIT_INPUT),
+    **dict.fromkeys((c.FORWARD, TRANSFORM, SLOTS + PENDING_EVAL), c.WAIT_FORWARD),
+    **dict.fromkeys((c.BACKWARD, c.SYNC), c.WAIT_BACKWARD),
+    c.NO_GRAD: c.WAIT_NO_GRAD,
+    c.VALIDATION: AFTER_VALIDATION,
+    SLOTS + PENDING_NO_GRAD: AFTER_PENDING,
+}
 PLACES: Final = AFTER_PENDING + 1 - c.FIRST_WAIT
 LEFT_OVER: Final = (
     (PENDING_FETCH, c.INPUT),
@@ -83,5 +76,5 @@ LEFT_OVER: Final = (
     (TRANSFORM, c.FORWARD),
 )
 """What becomes of the slots that a row does not have when a step ends."""
-AFTER: Final = [_place_after(slot) for slot in range(SLOTS)]
+AFTER: Final = [_PLACES_AFTER.get(slot, c.WAIT_OTHER) for slot in range(SLOTS)]
 IS_WAIT: Final = [is_wait(slot) for slot in range(SLOTS)]

@@ -7,43 +7,22 @@ construction. No torch here, no files: integers and one clock.
 
 from __future__ import annotations
 
+import os
 import resource
+import struct
 import sys
 import time
+import types
 from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
-from traceml.capture.c_module import c_module
-from traceml.capture.slots import (
-    AFTER,
-    AFTER_PENDING,
-    AFTER_VALIDATION,
-    IS_WAIT,
-    LEFT_OVER,
-    LONG_GAP_WEIGHT,
-    LOOK_ALWAYS_NS,
-    LOOK_EVERY,
-    LOOK_FADE,
-    LOOK_ON,
-    LOOK_SHARE,
-    MOST_COUNT,
-    NODE_FACTORS,
-    PASS,
-    PENDING_GAP,
-    PENDING_NO_GRAD,
-    PLACES,
-    ROW,
-    SHORT_GAP_NS,
-    SLOTS,
-    WATCH_AT_FIRST,
-    WATCH_FROM,
-    WATCH_MOST,
-)
+from traceml.capture import slots
+from traceml.capture.slots import IS_WAIT, PASS, ROW
 from traceml.recording.layout import SEQUENCE
 from traceml.schema import catalog as c
 
-_ZEROS: Final = [0] * SLOTS
+_ZEROS: Final = [0] * slots.SLOTS
 
 
 def thread_use() -> tuple[int, int]:
@@ -52,7 +31,36 @@ def thread_use() -> tuple[int, int]:
     return time.thread_time_ns(), resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw if is_counted else -1
 
 
-class PythonSwitch:
+class _Unusual:
+    """What a switch is asked for seldom: written here for the one in C, too."""
+
+    __slots__ = ()
+
+    def enter_optimizer(self: Any) -> int:
+        """Like `enter_compute`; an optimizer may also step inside a backward pass, as gradients get ready."""
+        if self.current in (c.BACKWARD, c.SYNC) and get_ident() == self.thread:
+            return self.enter_inside(c.OPTIMIZER)
+        return self.enter_compute(c.OPTIMIZER)
+
+    def enter_validation(self: Any) -> int:
+        """Like `enter`; the time since the previous validation phase belongs to validation too."""
+        return self._enter_after(slots.AFTER_VALIDATION, c.VALIDATION, c.VALIDATION)
+
+    def enter_pending(self: Any) -> int:
+        """A forward pass without gradients whose purpose is not known yet."""
+        return self._enter_after(slots.AFTER_PENDING, slots.PENDING_GAP, slots.PENDING_NO_GRAD)
+
+    def _enter_after(self: Any, place: int, gap_slot: int, slot: int) -> int:
+        if self.current != place:
+            return self.enter(slot)
+        if get_ident() != self.thread:
+            return PASS
+        self.current = gap_slot
+        self.enter_inside(slot)
+        return place
+
+
+class PythonSwitch(_Unusual):
     """Where the training thread is, since when, and what each slot of the step has cost so far."""
 
     def __init__(
@@ -63,25 +71,27 @@ class PythonSwitch:
         self.clock, self.thread_clock = clock, thread_clock
         self.count_nodes: Callable[[], int] | None = None  # operations that autograd has recorded so far
         self.thread = -1  # nobody: every call passes straight through
-        self.show_in(None, 0)
+        self.show_in(bytearray(1), 0)
         self.mark: Callable[[int], None] | None = None  # device clock: told which slot just ended
-        self.totals = _ZEROS.copy()
-        self.current = c.WAIT_START
+        self.totals, self.current = _ZEROS.copy(), c.WAIT_START
         self.begin = self.since = clock()
-        self.watch = [WATCH_AT_FIRST] * PLACES  # for each wait place: how often long gaps were seen there
+        self.watch = [
+            slots.WATCH_AT_FIRST
+        ] * slots.PLACES  # for each wait place: how often long gaps were seen there
         self.watching = 0  # places whose gaps are watched
         self.looks = False  # what watched gaps use is read in this step
-        self.looks_left = 0  # for so many steps in a row; below 0, in one of LOOK_EVERY
-        self.long_ns = self.span_ns = 0  # time in gaps above LOOK_ALWAYS_NS, and in all, of the last steps
+        self.looks_left = 0  # for so many steps in a row; below 0, in one of slots.LOOK_EVERY
+        self.long_ns = self.span_ns = (
+            0  # time in gaps above slots.LOOK_ALWAYS_NS, and in all, of the last steps
+        )
         # Of the gaps that were read, by place and whether the model follows: time, of it busy, of it work.
-        self.uses = [[0.0, 0.0, 0.0] for _ in range(2 * PLACES)]
+        self.uses = [[0.0, 0.0, 0.0] for _ in range(2 * slots.PLACES)]
         self.is_watched = False  # the running gap is, and so it began with these
         self.cpu_since = self.blocked_since = self.nodes_since = 0
         self.phase_slot = 0  # the pass that is timed, to learn what one of its operations takes
         self.phase_began = self.phase_nodes = self.step_nodes = 0
         self.node_forward = self.node_backward = 0.0  # ns of a typical operation of the model
-        self.switches = 0
-        self.step = self.sequence = self.rss = self.allocated = self.reserved = self.flags = 0
+        self.switches = self.step = self.sequence = self.rss = self.allocated = self.reserved = self.flags = 0
         self.attention = 1  # the next calls need more than the fast path
         self.look_first = 0  # so does the first forward pass of each step
         self.loader = 0  # for the switch in C: which iterator last gave a batch to train on
@@ -94,7 +104,7 @@ class PythonSwitch:
         self.layers: Any = None  # in a sampled step of deep mode: (begin, end) of modules, of backward passes
         self.row_map: Any = None
         self.row_at = self.row_end = self.row_size = 0
-        self.forget_counts()
+        self._forget_counts()
 
     def enter(self, slot: int) -> int:
         """Start `slot` unless a phase is running; returns what `leave` wants, or PASS."""
@@ -114,8 +124,7 @@ class PythonSwitch:
     def _start(self, now: int, slot: int, charged: int) -> int:
         """Begin `slot` at `now`; `charged` is what the device clock is told of the time before."""
         outer = self.current
-        self.since = now
-        self.current = slot
+        self.since, self.current, self.is_watched = now, slot, False
         self.live[self.live_at] = slot & 255
         self.switches += 1
         if slot == c.FORWARD:
@@ -132,7 +141,7 @@ class PythonSwitch:
         """End the current slot; returns the time, so that a step can end at this very instant."""
         # zero_grad and the like say nothing about where in the step we are.
         stays = self.current == c.OPTIMIZER or not IS_WAIT[outer]
-        return self.return_to(outer if stays else AFTER[self.current])
+        return self.return_to(outer if stays else slots.AFTER[self.current])
 
     def return_to(self, outer: int) -> int:
         """End the current slot; we are where we were before, as after an exchange in the script."""
@@ -168,7 +177,7 @@ class PythonSwitch:
         self.phase_slot = 0
 
     def _begin_gap(self) -> None:
-        if self.looks and self.watch[self.current - c.FIRST_WAIT] >= WATCH_FROM:
+        if self.looks and self.watch[self.current - c.FIRST_WAIT] >= slots.WATCH_FROM:
             self.is_watched = True
             self.cpu_since, self.blocked_since = self.thread_clock()
             self.nodes_since = self._nodes()
@@ -182,23 +191,21 @@ class PythonSwitch:
         batch. A thread that never blocked ran all the time, or would have on a machine with a free core.
         """
         gap, place = now - self.since, self.current - c.FIRST_WAIT
-        if gap <= SHORT_GAP_NS:
-            self.is_watched = False
+        if gap <= slots.SHORT_GAP_NS:
             if self.watch[place]:
                 self.watch[place] -= 1
-                self.watching -= self.watch[place] == WATCH_FROM - 1
+                self.watching -= self.watch[place] == slots.WATCH_FROM - 1
             is_loss = before == c.BACKWARD or (before >= 0 and self.current == c.WAIT_FORWARD)
             self.busy_wait_ns += 0 if is_loss else gap
             return gap if is_loss else 0
         busy, work = self._use_of_gap(gap, place, before)
         self.busy_wait_ns += busy - work
-        self.long_ns += gap if gap >= LOOK_ALWAYS_NS else 0
-        self.is_watched = False
+        self.long_ns += gap if gap >= slots.LOOK_ALWAYS_NS else 0
         seen = self.watch[place]
-        self.watch[place] = min(seen + LONG_GAP_WEIGHT, WATCH_MOST)
-        if seen < WATCH_FROM <= self.watch[place]:
+        self.watch[place] = min(seen + slots.LONG_GAP_WEIGHT, slots.WATCH_MOST)
+        if seen < slots.WATCH_FROM <= self.watch[place]:
             self.watching += 1
-            self.looks_left = LOOK_ON
+            self.looks_left = slots.LOOK_ON
         return work
 
     def _use_of_gap(self, gap: int, place: int, before: int) -> tuple[int, int]:
@@ -210,14 +217,16 @@ class PythonSwitch:
             busy = gap if ran else min(gap, cpu - self.cpu_since)
             if before >= 0:
                 node_ns = max(self.node_forward, self.node_backward)
-                allowed = self._nodes_after(self.nodes_since) * node_ns * NODE_FACTORS[before != c.FORWARD]
+                allowed = (
+                    self._nodes_after(self.nodes_since) * node_ns * slots.NODE_FACTORS[before != c.FORWARD]
+                )
                 work = min(busy, int(allowed))
-            if gap < LOOK_ALWAYS_NS:
+            if gap < slots.LOOK_ALWAYS_NS:
                 use[:] = use[0] + gap, use[1] + busy, use[2] + work
             return busy, work
-        if self.looks or self.watch[place] < WATCH_FROM or not use[0]:
+        if self.looks or self.watch[place] < slots.WATCH_FROM or not use[0]:
             return 0, 0
-        alike = min(gap, LOOK_ALWAYS_NS)
+        alike = min(gap, slots.LOOK_ALWAYS_NS)
         return int(alike * (use[1] / use[0])), int(alike * (use[2] / use[0]))
 
     def enter_compute(self, slot: int) -> int:
@@ -255,30 +264,6 @@ class PythonSwitch:
         if self.mark is not None:
             self.mark(c.BACKWARD)
 
-    def enter_optimizer(self) -> int:
-        """Like `enter_compute`; an optimizer may also step inside a backward pass, as gradients get ready."""
-        if self.current in (c.BACKWARD, c.SYNC) and get_ident() == self.thread:
-            return self.enter_inside(c.OPTIMIZER)
-        return self.enter_compute(c.OPTIMIZER)
-
-    def enter_validation(self) -> int:
-        """Like `enter`; the time since the previous validation phase belongs to validation too."""
-        return self._enter_after(AFTER_VALIDATION, c.VALIDATION, c.VALIDATION)
-
-    def enter_pending(self) -> int:
-        """A forward pass without gradients whose purpose is not known yet."""
-        return self._enter_after(AFTER_PENDING, PENDING_GAP, PENDING_NO_GRAD)
-
-    def _enter_after(self, place: int, gap_slot: int, slot: int) -> int:
-        if self.current != place:
-            return self.enter(slot)
-        if get_ident() != self.thread:
-            return PASS
-        self.is_watched = False
-        self.current = gap_slot
-        self.enter_inside(slot)
-        return place
-
     def charged(self, slot: int) -> int:
         """What this slot of the running step has been charged so far."""
         return self.totals[slot]
@@ -299,8 +284,7 @@ class PythonSwitch:
         self.samples += samples
         self.tokens += tokens
 
-    def forget_counts(self) -> None:
-        """What was counted in this step was not of this step."""
+    def _forget_counts(self) -> None:
         self.fetches = self.forwards = self.backwards = self.samples = self.tokens = 0
         self.gc_ns = self.gc_wait_ns = self.busy_wait_ns = 0
 
@@ -320,69 +304,56 @@ class PythonSwitch:
         if now > self.since and IS_WAIT[self.current]:
             self._end_gap(now, -1)
         self.flush(now)
-        for source, target in LEFT_OVER:
+        for source, target in slots.LEFT_OVER:
             self.move(source, target)
         if self.input_from and self.totals[self.input_from]:
             self.move(self.input_from, c.INPUT)
             self.step_flags |= c.FLAG_INPUT_INFERRED
         self.step += 1
         self.sequence += 1
-        ROW.pack_into(
-            self.row_map,
-            self.row_at,
-            self.step,
-            self.begin,
-            now,
-            *self.totals[: c.RECORDED_SLOTS],
-            self.rss,
-            self.allocated,
-            self.reserved,
-            min(self.samples, MOST_COUNT),
-            min(self.tokens, MOST_COUNT),
-            self.flags | self.step_flags | more_flags,
-            min(self.fetches or self.backwards, MOST_COUNT),
-            min(self.switches, MOST_COUNT),
-            min(self.busy_wait_ns // 1000, MOST_COUNT),
-            min(self.gc_ns // 1000, MOST_COUNT),
-            min(self.gc_wait_ns // 1000, MOST_COUNT),
-        )
+        flags, micro_batches = self.flags | self.step_flags | more_flags, self.fetches or self.backwards
+        times = (self.busy_wait_ns // 1000, self.gc_ns // 1000, self.gc_wait_ns // 1000)
+        counts = (self.samples, self.tokens, flags, micro_batches, self.switches, *times)
+        memory = (self.rss, self.allocated, self.reserved)
+        slot_ns = self.totals[: c.RECORDED_SLOTS]
+        halves = [min(count, slots.MOST_COUNT) for count in counts]
+        ROW.pack_into(self.row_map, self.row_at, self.step, self.begin, now, *slot_ns, *memory, *halves)
         SEQUENCE.pack_into(self.row_map, self.row_at + self.row_size - SEQUENCE.size, self.sequence)
         self.row_at += self.row_size
         self.restart(now)
 
-    def leave_step(self, outer: int, optimizer: object) -> int:
-        """Leave an optimizer's step: 0 if nothing is left to do, else the time.
+    def ends_step(self, optimizer: object) -> bool:
+        """An optimizer's step was left just now. Whether nothing is left to do: its row is written.
 
-        The step's row is written here when nothing needs a closer look: `fast_end` is set, the optimizer is
-        `leader`, and `reading_due` has not come. In a `trace_step` block an optimizer ends no step.
+        That is so when nothing needs a closer look: `fast_end` is set, the optimizer is `leader`, and
+        `reading_due` has not come. In a `trace_step` block an optimizer ends no step.
         """
-        now = self.leave(outer)
-        if self.blocks and not self.attention:
-            return 0
-        ends = self.fast_end and not self.attention and id(optimizer) == self.leader
-        ends = ends and now < self.reading_due and self.step + 1 < self.visit
-        if not ends or self.row_at >= self.row_end or not IS_WAIT[self.current]:
-            return now
-        self.publish(now, 0)
-        return 0
+        if self.attention or self.blocks:
+            return not self.attention
+        is_due = self.since >= self.reading_due or self.step + 1 >= self.visit
+        if not self.fast_end or id(optimizer) != self.leader or is_due:
+            return False
+        if self.row_at >= self.row_end or not IS_WAIT[self.current]:
+            return False
+        self.publish(self.since, 0)
+        return True
 
     def show_in(self, buffer: Any, offset: int) -> None:
         """From now on the current slot can be seen in this byte."""
-        self.live: Any = bytearray(1) if buffer is None else buffer
-        self.live_at = 0 if buffer is None else offset
+        self.live, self.live_at = buffer, offset
 
     def restart(self, now: int) -> None:
         """Begin a new step at `now`."""
         self.totals = _ZEROS.copy()
-        self.forget_counts()
+        self._forget_counts()
         began, self.begin, self.since = self.begin, now, now
         self.switches = self.step_flags = 0
         if self.watching:
             self.looks_left -= 1
-            self.long_ns -= self.long_ns >> LOOK_FADE
-            self.span_ns += max(now - began, 0) - (self.span_ns >> LOOK_FADE)
-        is_due = self.looks_left > 0 or self.looks_left % LOOK_EVERY == 0
-        self.looks = self.watching > 0 and (is_due or self.long_ns * LOOK_SHARE > self.span_ns)
+            self.long_ns -= self.long_ns >> slots.LOOK_FADE
+            self.span_ns += max(now - began, 0) - (self.span_ns >> slots.LOOK_FADE)
+        is_due = self.looks_left > 0 or self.looks_left % slots.LOOK_EVERY == 0
+        self.looks = self.watching > 0 and (is_due or self.long_ns * slots.LOOK_SHARE > self.span_ns)
         if self.looks:  # what was read in the steps before counts half as much as what will be
             self.uses = [[used / 2 for used in use] for use in self.uses]
         if IS_WAIT[self.current]:
@@ -393,7 +364,35 @@ class PythonSwitch:
                 self.step_nodes = self._nodes()
 
 
-if TYPE_CHECKING:
+def _load_c_module() -> Any:
+    """The C module, set up with our constants; None where it is missing and Python does the work."""
+    if os.environ.get("TRACEML_PURE_PYTHON", "0") not in ("", "0"):
+        return None
+    try:
+        from traceml.capture import _switch  # type: ignore[attr-defined]
+    except ImportError:
+        return None
+    numbers = (  # in the order of `cfg` in _switch.c
+        *(slots.SLOTS, c.RECORDED_SLOTS, c.FIRST_USER, c.FIRST_WAIT, slots.PENDING_GAP),
+        *(c.INPUT, c.FORWARD, c.NO_GRAD, c.BACKWARD, c.SYNC),
+        *(c.OPTIMIZER, c.VALIDATION, c.CHECKPOINT, c.WAIT_START, c.WAIT_FORWARD, slots.SHORT_GAP_NS),
+        *(slots.LONG_GAP_WEIGHT, slots.WATCH_AT_FIRST, slots.WATCH_FROM, slots.WATCH_MOST),
+        *(slots.LOOK_ALWAYS_NS, slots.LOOK_EVERY, slots.LOOK_ON, slots.LOOK_FADE, slots.LOOK_SHARE),
+        c.FLAG_INPUT_INFERRED,
+    )
+    left_over = bytes(slot % slots.SLOTS for pair in slots.LEFT_OVER for slot in pair)
+    tables = (*slots.NODE_FACTORS, bytes(IS_WAIT), bytes(slots.AFTER), left_over, len(left_over))
+    packed = struct.pack(f"{len(numbers)}i2d64s64s16si", *numbers, *tables)
+    _switch.configure(packed, types.MethodType)
+    return _switch
+
+
+c_module: Final[Any] = _load_c_module()
+if TYPE_CHECKING or c_module is None:
     Switch = PythonSwitch
 else:
-    Switch = PythonSwitch if c_module is None else c_module.Switch
+
+    class Switch(_Unusual, c_module.Switch):
+        """The switch in C."""
+
+        __slots__ = ()

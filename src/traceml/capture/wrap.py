@@ -11,19 +11,35 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any, Final
 
-from traceml.capture.c_module import c_module
 from traceml.capture.slots import PASS
-from traceml.capture.switch import Switch
+from traceml.capture.switch import Switch, c_module
 from traceml.schema import catalog as c
 
+Function = Callable[..., Any]
+Failed = Callable[[int, BaseException], None]
+Done = Callable[[Any, Any, Any, int], None]
+Slots = dict[int, int]
 ORIGINAL: Final = "_traceml_original"
 """Attribute of a wrapper that holds what it wraps: how patches are recognised and taken out."""
-
 FUNCTION_ATTRIBUTES: Final = ("__code__", "__defaults__", "__kwdefaults__", "__globals__", "__closure__")
 """What torch.compile and inspect ask of a function."""
-
 FORWARD, BACKWARD, FETCH, EXCHANGE, PHASE, STEP = range(6)
 """The kinds of seams, in the order of `_switch.c`."""
+
+
+def nothing(*_: Any) -> None:
+    """For what has nothing more to do."""
+
+
+def replaces(original: Function) -> Callable[[Function], Function]:
+    """The decorator of a wrapper: it looks like `original`, and says what it wraps."""
+
+    def mark(wrapper: Function) -> Function:
+        functools.update_wrapper(wrapper, original)
+        setattr(wrapper, ORIGINAL, original)
+        return wrapper
+
+    return mark
 
 
 def hide_frame(problem: BaseException) -> None:
@@ -32,35 +48,29 @@ def hide_frame(problem: BaseException) -> None:
         problem.__traceback__ = problem.__traceback__.tb_next
 
 
-def undo(switch: Switch, before: int, slot: int) -> bool:
-    """An exception struck, perhaps while our own code ran: leave the phase, if it was entered."""
-    if switch.current != slot or slot == before or get_ident() != switch.thread:
-        return False
-    switch.leave(before)
-    return True
+def passes(
+    problem: BaseException, switch: Switch, before: int, slots: Slots, failed: Failed, leave: Any = None
+) -> None:
+    """An exception passes our frame: leave the phase, if it is in `slots`; it failed as what stands there."""
+    slot = switch.current
+    if slot in slots and slot != before and get_ident() == switch.thread:
+        (leave or switch.leave)(before)
+        failed(slots[slot], problem)
+    hide_frame(problem)
 
 
 def seam(
-    kind: int,
-    slot: int,
-    switch: Switch,
-    original: Callable[..., Any],
-    twin: Callable[..., Any],
-    failed: Callable[[int, BaseException], None],
-    extra: Callable[..., Any],
-) -> Callable[..., Any]:
+    kind: int, slot: int, switch: Switch, original: Function, twin: Any, failed: Failed, extra: Function
+) -> Function:
     """`original` timed as `slot`: in C if that is there, else by `twin`."""
-    made: Callable[..., Any] = twin
-    if c_module is None and deep_is_asked():
-        made = _through_layers(twin, switch, kind)
-    if c_module is not None:
+    if c_module is None:
+        made = _through_layers(twin, switch, kind) if deep_is_asked() else twin
+    else:
         made = c_module.Seam(original, twin, failed, extra, switch, kind, slot)
         for name in FUNCTION_ATTRIBUTES:
             if hasattr(original, name):
                 setattr(made, name, getattr(original, name))
-    functools.update_wrapper(made, original)
-    setattr(made, ORIGINAL, original)
-    return made
+    return replaces(original)(made)
 
 
 def deep_is_asked() -> bool:
@@ -68,7 +78,7 @@ def deep_is_asked() -> bool:
     return os.environ.get("TRACEML_DEEP", "").lower() not in ("", "0", "false", "no", "off")
 
 
-def _through_layers(twin: Callable[..., Any], switch: Switch, kind: int) -> Callable[..., Any]:
+def _through_layers(twin: Function, switch: Switch, kind: int) -> Function:
     """What `_switch.c` does in a sampled step of deep mode, for a Python without it."""
     if kind not in (FORWARD, BACKWARD):
         return twin
@@ -89,15 +99,13 @@ def _through_layers(twin: Callable[..., Any], switch: Switch, kind: int) -> Call
     return call
 
 
-def seen_through(
-    original: Callable[..., Any], inner: Callable[..., Any], is_compiling: Callable[[], bool]
-) -> Callable[..., Any]:
+def seen_through(original: Function, inner: Function, is_compiling: Callable[[], bool]) -> Function:
     """`inner` in a plain function, which torch.compile looks through and pickle finds by name.
 
     Inside torch.compile `is_compiling` is a constant, so that the compiler sees nothing of ours.
     """
 
-    @functools.wraps(original)
+    @replaces(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(*args, **kwargs)
@@ -107,47 +115,57 @@ def seen_through(
             hide_frame(problem)
             raise
 
-    setattr(wrapper, ORIGINAL, original)
     return wrapper
 
 
-def timed(
-    original: Callable[..., Any],
+def around(
+    original: Function,
     switch: Switch,
-    slot: int,
-    failed: Callable[[int, BaseException], None],
-    done: Callable[[int, int], None] | None = None,
-) -> Callable[..., Any]:
-    """`original`, charged to `slot` when the training thread calls it outside any other phase.
+    enter: Callable[[Any, Any], int],
+    slots: Slots,
+    failed: Failed,
+    leave: Callable[[int], int] | None = None,
+    done: Done | None = None,
+) -> Function:
+    """`original` in a phase. `enter(args, kwargs)` begins it, or answers PASS if it is not to be timed.
 
-    `done(began, ended)` is called after each completed call. A checkpoint may be saved inside validation.
+    `slots` is that of `passes`. `done(args, kwargs, result, began)` is called after each completed call;
+    `switch.since` is its end.
     """
-    enter = switch.enter_compute if slot == c.OPTIMIZER else switch.enter
-    leave = switch.leave
+    leave = switch.leave if leave is None else leave
 
-    def timed_call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         before = switch.current
         try:
-            saves = slot == c.CHECKPOINT and before == c.VALIDATION and get_ident() == switch.thread
-            outer = switch.enter_inside(slot) if saves else enter(slot)
-            if outer == PASS:
-                return original(*args, **kwargs)
+            outer = enter(args, kwargs)
             began = switch.since
             result = original(*args, **kwargs)
-            ended = leave(outer)
+            if outer == PASS:
+                return result
+            leave(outer)
         except BaseException as problem:
-            if undo(switch, before, slot):
-                failed(slot, problem)
-            hide_frame(problem)
+            passes(problem, switch, before, slots, failed, leave)
             raise
         if done is not None:
-            done(began, ended)
+            done(args, kwargs, result, began)
         return result
 
-    if done is not None or c_module is None:
-        return timed_call
-    return seam(PHASE, slot, switch, original, timed_call, failed, nothing)
+    return call
 
 
-def nothing(*_: Any) -> None:
-    """For what has nothing more to do."""
+def timed(
+    original: Function, switch: Switch, slot: int, failed: Failed, done: Done | None = None
+) -> Function:
+    """`original`, charged to `slot` when the training thread calls it outside any other phase.
+
+    A checkpoint may be saved inside validation. `done` is that of `around`.
+    """
+    if done is None and c_module is not None:
+        return seam(PHASE, slot, switch, original, None, failed, nothing)
+    usual = switch.enter_compute if slot == c.OPTIMIZER else switch.enter
+
+    def enter(_args: Any, _kwargs: Any) -> int:
+        saves = slot == c.CHECKPOINT and switch.current == c.VALIDATION and get_ident() == switch.thread
+        return switch.enter_inside(slot) if saves else usual(slot)
+
+    return around(original, switch, enter, {slot: slot}, failed, done=done)

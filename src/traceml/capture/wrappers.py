@@ -1,20 +1,18 @@
 """How each kind of call is timed: forward, backward, batches, optimizer steps, exchanges, copies, saves."""
 
-import functools
 import sys
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any, Final
 
 from traceml.capture import wrap
-from traceml.capture.c_module import c_module
 from traceml.capture.session import Session
 from traceml.capture.slots import PASS, PENDING_EVAL, PENDING_FETCH, PENDING_NO_GRAD
-from traceml.capture.wrap import ORIGINAL, hide_frame, nothing, seam, seen_through, timed, undo
+from traceml.capture.switch import c_module
+from traceml.capture.wrap import Failed, Function, around, passes, replaces, seam, seen_through, timed
 from traceml.errors import failsafe
 from traceml.schema import catalog as c
 
-Function = Callable[..., Any]
 Wrap = Callable[[Function, Session], Function]
 FORWARD_SLOTS: Final = {
     c.FORWARD: c.FORWARD,
@@ -24,6 +22,11 @@ FORWARD_SLOTS: Final = {
     PENDING_NO_GRAD: c.NO_GRAD,
 }
 """What a module call may turn out to be, and what it is called if it fails."""
+
+
+def failure_of(session: Session) -> Failed:
+    """What is told that an exception has left a phase."""
+    return failsafe("noting an exception", None)(session.phase_failed)
 
 
 def phase(slot: int, never_compiled: bool = False) -> Wrap:
@@ -41,11 +44,11 @@ def phase(slot: int, never_compiled: bool = False) -> Wrap:
 def wrap_save(original: Function, session: Session) -> Function:
     """A checkpoint is a phase and an event."""
 
-    def done(began: int, ended: int) -> None:
-        session.events.add("checkpoint", session.step + 1, began, ended - began)
+    @failsafe("checkpoint event", None)
+    def done(_args: Any, _kwargs: Any, _result: Any, began: int) -> None:
+        session.events.add("checkpoint", session.step + 1, began, session.switch.since - began)
 
-    note = failsafe("checkpoint event", None)(done)
-    inner = timed(original, session.switch, c.CHECKPOINT, failure_of(session), note)
+    inner = timed(original, session.switch, c.CHECKPOINT, failure_of(session), done)
     return seen_through(original, inner, session.torch.compiler.is_dynamo_compiling)
 
 
@@ -70,10 +73,7 @@ def wrap_module_call(original: Function, session: Session) -> Function:
             if outer != PASS:
                 switch.leave(outer)
         except BaseException as problem:
-            slot = next((slot for slot in FORWARD_SLOTS if undo(switch, before, slot)), None)
-            if slot is not None:
-                failed(FORWARD_SLOTS[slot], problem)
-            hide_frame(problem)
+            passes(problem, switch, before, FORWARD_SLOTS, failed)
             raise
         return result
 
@@ -94,57 +94,38 @@ def tell_compiler(module_class: Any) -> None:
 
 def wrap_backward(original: Function, session: Session) -> Function:
     """Where `backward()` and `autograd.grad` run the engine: gradient work, and the sign of training."""
-    switch = session.switch
+    switch, failed = session.switch, failure_of(session)
     begins = failsafe("start of recording", None, session.off)(session.backward_begins)
     ended = failsafe("end of a step", None, session.off)(session.backward_ended)
     adopts = failsafe("following training to another thread", False)(session.adopt_thread)
-    failed = failure_of(session)
 
-    def backward(*args: Any, **kwargs: Any) -> Any:
-        before = switch.current
-        try:
+    def enter(args: Any, _kwargs: Any) -> int:
+        outer = switch.enter_compute(c.BACKWARD)
+        if outer == PASS and adopts():
             outer = switch.enter_compute(c.BACKWARD)
-            if outer == PASS and adopts():
-                outer = switch.enter_compute(c.BACKWARD)
-            if outer == PASS:
-                return original(*args, **kwargs)
-            if switch.attention:
-                begins(_first_tensor(args))
-            result = original(*args, **kwargs)
-            switch.leave(outer)
-        except BaseException as problem:
-            if undo(switch, before, c.BACKWARD) or undo(switch, before, c.SYNC):
-                failed(c.BACKWARD, problem)
-            hide_frame(problem)
-            raise
+        if outer != PASS and switch.attention:
+            tensors = args[0] if args else None
+            begins(tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors)
+        return outer
+
+    def done(*_: Any) -> None:
         if session.end_after_backward:
             ended()
-        return result
 
-    return seam(wrap.BACKWARD, c.BACKWARD, switch, original, backward, failed, ended)
-
-
-def failure_of(session: Session) -> Callable[[int, BaseException], None]:
-    """What is told that an exception has left a phase."""
-    return failsafe("noting an exception", None)(session.phase_failed)
-
-
-def _first_tensor(args: tuple[Any, ...]) -> Any:
-    tensors = args[0] if args else None
-    return tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
+    slots = {c.BACKWARD: c.BACKWARD, c.SYNC: c.BACKWARD}
+    twin = around(original, switch, enter, slots, failed, done=done)
+    return seam(wrap.BACKWARD, c.BACKWARD, switch, original, twin, failed, ended)
 
 
 def wrap_next(original: Function, session: Session) -> Function:
     """`__next__` of PyTorch's loader iterators: the training thread waits for a batch."""
-    switch = session.switch
+    switch, failed = session.switch, failure_of(session)
     begins = failsafe("loader detection", c.INPUT, session.off)(session.fetch_begins)
+    stopped = failsafe("loader detection", None, session.off)(session.fetch_stopped)
 
     @failsafe("counting the samples of a batch", None)
     def fetched(batch: Any, is_open: bool = False) -> None:
         session.inputs.fetched(batch, is_open)
-
-    stopped = failsafe("loader detection", None, session.off)(session.fetch_stopped)
-    failed = failure_of(session)
 
     def __next__(self: Any) -> Any:
         if switch.current < c.FIRST_USER or get_ident() != switch.thread:
@@ -164,7 +145,7 @@ def wrap_next(original: Function, session: Session) -> Function:
                 stopped(self)
             else:
                 failed(c.VALIDATION if role == c.VALIDATION else c.INPUT, problem)
-            hide_frame(problem)
+            wrap.hide_frame(problem)
             raise
         if role != c.VALIDATION:
             fetched(batch, role == PENDING_FETCH)
@@ -181,94 +162,65 @@ def wrap_iter(original: Function, session: Session) -> Function:
     switch = session.switch
     starts = failsafe("loader detection", None, session.off)(session.loader_starts)
 
-    @failsafe("loader detection", None, session.off)
-    def started(iterator: Any, began: int, ended: int) -> None:
-        session.inputs.loader_started(iterator, began, ended, session.stepping)
-
-    @functools.wraps(original)
-    def __iter__(self: Any) -> Any:
+    def enter(_args: Any, _kwargs: Any) -> int:
         if switch.current < c.FIRST_USER or get_ident() != switch.thread:
-            return original(self)
+            return PASS
         starts()
-        before, slot = switch.current, PENDING_FETCH if session.torch.is_grad_enabled() else c.VALIDATION
-        try:
-            outer = switch.enter_inside(slot) if slot == PENDING_FETCH else switch.enter_validation()
-            began = switch.since
-            iterator = original(self)
-            ended = switch.leave(outer)
-        except BaseException as problem:
-            undo(switch, before, slot)
-            hide_frame(problem)
-            raise
-        if hasattr(iterator, "_num_workers"):  # PyTorch's own; a subclass may return any iterator
-            started(iterator, began, ended)
-        return iterator
+        is_training = session.torch.is_grad_enabled()
+        return switch.enter_inside(PENDING_FETCH) if is_training else switch.enter_validation()
 
-    setattr(__iter__, ORIGINAL, original)
-    return __iter__
+    @failsafe("loader detection", None, session.off)
+    def done(_args: Any, _kwargs: Any, iterator: Any, began: int) -> None:
+        if hasattr(iterator, "_num_workers"):  # PyTorch's own; a subclass may return any iterator
+            session.inputs.loader_started(iterator, began, switch.since, session.stepping)
+
+    slots = {PENDING_FETCH: c.INPUT, c.VALIDATION: c.VALIDATION}
+    return replaces(original)(around(original, switch, enter, slots, wrap.nothing, done=done))
 
 
 def wrap_optimizer_step(original: Function, session: Session, optimizer_at: int = 0) -> Function:
-    """`step` of an optimizer class, or of a GradScaler (then the optimizer is its argument)."""
-    switch = session.switch
+    """`step` of an optimizer class, or of a GradScaler: then the optimizer is its argument, and if it is
+    skipped, the training step is over all the same.
+    """
+    switch, failed = session.switch, failure_of(session)
     stepped = failsafe("end of a step", None, session.off)(session.optimizer_stepped)
-    failed = failure_of(session)
 
-    def step(*args: Any, **kwargs: Any) -> Any:
-        before = switch.current
-        try:
-            outer = switch.enter_optimizer()
-            result = original(*args, **kwargs)
-            if outer == PASS:
-                return result
-            optimizer = args[optimizer_at] if len(args) > optimizer_at else kwargs.get("optimizer")
-            now = switch.leave_step(outer, optimizer)
-        except BaseException as problem:
-            if undo(switch, before, c.OPTIMIZER):
-                failed(c.OPTIMIZER, problem)
-            hide_frame(problem)
-            raise
-        if now:
-            stepped(optimizer, now)
-        return result
+    def done(args: Any, kwargs: Any, _result: Any, _began: int) -> None:
+        optimizer = args[optimizer_at] if len(args) > optimizer_at else kwargs.get("optimizer")
+        if not switch.ends_step(optimizer):
+            stepped(optimizer, switch.since)
 
-    inner: Function = step
     if c_module is not None:
         inner = c_module.Seam(original, optimizer_at, failed, stepped, switch, wrap.STEP, c.OPTIMIZER)
+    else:
+        slots = {c.OPTIMIZER: c.OPTIMIZER}
+        inner = around(original, switch, lambda *_: switch.enter_optimizer(), slots, failed, done=done)
     return seen_through(original, inner, session.torch.compiler.is_dynamo_compiling)
-
-
-def wrap_scaler_step(original: Function, session: Session) -> Function:
-    """A GradScaler may skip the optimizer's step; the training step is over all the same."""
-    return wrap_optimizer_step(original, session, optimizer_at=1)
 
 
 def wrap_patch_step_function(original: Function, session: Session) -> Function:
     """Where PyTorch prepares an optimizer's class when one is made: we do the same, once per class."""
-    wrap_class = failsafe("optimizer detection", None, session.off)(wrap_optimizer_class)
-    made = failsafe("optimizer detection", None, session.off)(_optimizer_made)
 
-    @functools.wraps(original)
+    @failsafe("optimizer detection", None, session.off)
+    def made(optimizer: Any) -> None:
+        wrap_optimizer_class(type(optimizer), session)
+        if get_ident() == session.switch.thread:
+            # The leader's next step must not take the fast path: it decides whether this one replaces it.
+            session.leader.made(optimizer)
+            session.switch.leader = 0
+
+    @replaces(original)
     def _patch_step_function(self: Any) -> None:
         original(self)
-        wrap_class(type(self), session)
-        made(self, session)
+        made(self)
 
-    setattr(_patch_step_function, ORIGINAL, original)
     return _patch_step_function
-
-
-def _optimizer_made(optimizer: Any, session: Session) -> None:
-    """The leader's next step must not take the fast path: it decides whether this one replaces it."""
-    if get_ident() == session.switch.thread:
-        session.leader.made(optimizer)
-        session.switch.leader = 0
 
 
 def wrap_optimizer_class(cls: Any, session: Session) -> None:
     """Wrap the `step` that this optimizer class has, unless that is done."""
     step = cls.step
-    if not hasattr(step, ORIGINAL):
+    if not hasattr(step, wrap.ORIGINAL):
         wrapped = wrap_optimizer_step(step, session)
         wrapped.hooked = True  # type: ignore[attr-defined]  # PyTorch's own mark: do not wrap it again
         cls.step = wrapped
@@ -280,7 +232,7 @@ def wrap_copy_to_device(original: Function, session: Session) -> Function:
     switch, is_compiling = session.switch, session.torch.compiler.is_dynamo_compiling
     parameter = session.torch.nn.Parameter
 
-    @functools.wraps(original)
+    @replaces(original)
     def copy(self: Any, *args: Any, **kwargs: Any) -> Any:
         if (
             is_compiling()
@@ -297,12 +249,10 @@ def wrap_copy_to_device(original: Function, session: Session) -> Function:
             result = original(self, *args, **kwargs)
             switch.leave(outer)
         except BaseException as problem:
-            undo(switch, before, c.H2D)
-            hide_frame(problem)
+            passes(problem, switch, before, {c.H2D: c.H2D}, wrap.nothing)
             raise
         return result
 
-    setattr(copy, ORIGINAL, original)
     return copy
 
 
@@ -326,12 +276,11 @@ def wrap_ddp_init(original: Function, session: Session) -> Function:
     """A DDP model exchanges gradients inside backward: find where its own work ends."""
     watch = failsafe("watching gradients", None)(session.gradients.watch)
 
-    @functools.wraps(original)
+    @replaces(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         watch(self)
 
-    setattr(__init__, ORIGINAL, original)
     return __init__
 
 
@@ -339,23 +288,12 @@ def wrap_exchange(original: Function, session: Session) -> Function:
     """Waiting for other ranks is `sync` wherever it happens, except in validation and checkpoints."""
     switch, failed = session.switch, failure_of(session)
 
-    def exchange(*args: Any, **kwargs: Any) -> Any:
-        if switch.current in (c.SYNC, c.VALIDATION, c.CHECKPOINT) or get_ident() != switch.thread:
-            return original(*args, **kwargs)
-        before = switch.current
-        try:
-            switch.enter_inside(c.SYNC)
-            result = original(*args, **kwargs)
-            switch.return_to(before)
-        except BaseException as problem:
-            if switch.current == c.SYNC:
-                switch.return_to(before)
-                failed(c.SYNC, problem)
-            hide_frame(problem)
-            raise
-        return result
+    def enter(_args: Any, _kwargs: Any) -> int:
+        is_known = switch.current in (c.SYNC, c.VALIDATION, c.CHECKPOINT)
+        return PASS if is_known or get_ident() != switch.thread else switch.enter_inside(c.SYNC)
 
-    return seam(wrap.EXCHANGE, c.SYNC, switch, original, exchange, failed, nothing)
+    twin = around(original, switch, enter, {c.SYNC: c.SYNC}, failed, switch.return_to)
+    return seam(wrap.EXCHANGE, c.SYNC, switch, original, twin, failed, wrap.nothing)
 
 
 def wrap_compiled_exchange(original: Function, session: Session) -> Function:
@@ -369,11 +307,10 @@ def wrap_future_wait(original: Function, session: Session) -> Function:
     waiting = wrap_exchange(original, session)
     distributed = session.torch.distributed
 
-    @functools.wraps(original)
+    @replaces(original)
     def wait(*args: Any, **kwargs: Any) -> Any:
         if distributed.is_available() and distributed.is_initialized():
             return waiting(*args, **kwargs)
         return original(*args, **kwargs)
 
-    setattr(wait, ORIGINAL, original)
     return wait

@@ -1,7 +1,6 @@
-"""What frameworks do that no call of torch tells, one file for each.
+"""What frameworks do that no call of torch tells (`seams.py`), and a file for each one with names for users.
 
-`PATCHES` of a file go in as soon as its framework is imported, under `traceml run` as well as after
-`traceml.init()`. The classes for users only start a recording, so nothing is counted twice.
+The classes for users only start a recording, so nothing is counted twice.
 """
 
 from importlib import import_module

@@ -1,21 +1,8 @@
-"""Hugging Face Trainer: evaluation and saving as a whole, and the classes of the documented one-liners."""
+"""Hugging Face Trainer: the classes of the documented one-liners."""
 
 from typing import Any, Final
 
-from traceml.capture.framework_seams import owns_steps
-from traceml.capture.patches import Patch
-from traceml.capture.wrappers import phase, wrap_save
 from traceml.integrations import load
-from traceml.schema import catalog as c
-
-PATCHES: Final = (
-    Patch("transformers.trainer", "Trainer.train", owns_steps),
-    Patch("transformers.trainer", "Trainer._evaluate", phase(c.VALIDATION)),
-    Patch("transformers.trainer", "Trainer.evaluate", phase(c.VALIDATION)),
-    Patch("transformers.trainer", "Trainer.predict", phase(c.VALIDATION)),
-    Patch("transformers.trainer", "Trainer._save_checkpoint", wrap_save),
-    Patch("transformers.trainer", "Trainer.save_model", wrap_save),
-)
 
 
 def _trainer() -> type:

@@ -1,26 +1,11 @@
-"""Lightning, by both of its names: validation and saving as a whole, batches as they are handed out."""
+"""Lightning, by both of its names: the callback of the documented one-liner."""
 
 import sys
 from typing import Any, Final
 
-from traceml.capture.framework_seams import hands_over, looks_ahead, owns_steps
-from traceml.capture.patches import Patch
-from traceml.capture.wrappers import Wrap, phase, wrap_save
 from traceml.integrations import load
-from traceml.schema import catalog as c
 
 NAMES: Final[tuple[str, ...]] = ("lightning.pytorch", "pytorch_lightning")
-_SEAMS: Final[tuple[tuple[str, str, Wrap], ...]] = (
-    ("loops.fit_loop", "_FitLoop.run", owns_steps),
-    ("loops.fetchers", "_PrefetchDataFetcher.__iter__", looks_ahead),
-    ("loops.fetchers", "_PrefetchDataFetcher.__next__", hands_over),
-    ("loops.evaluation_loop", "_EvaluationLoop.run", phase(c.VALIDATION)),
-    ("loops.prediction_loop", "_PredictionLoop.run", phase(c.VALIDATION)),
-    ("trainer.trainer", "Trainer.save_checkpoint", wrap_save),
-)
-PATCHES: Final = tuple(
-    Patch(f"{name}.{module}", attribute, wrap) for name in NAMES for module, attribute, wrap in _SEAMS
-)
 
 
 class TraceMLCallback:

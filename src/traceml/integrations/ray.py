@@ -3,13 +3,11 @@
 import functools
 import os
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from traceml.capture import install
-from traceml.capture.framework_seams import hands_over, looks_ahead
-from traceml.capture.patches import Patch
 from traceml.capture.session import Session
-from traceml.capture.wrap import ORIGINAL
+from traceml.capture.wrap import ORIGINAL, replaces
 from traceml.errors import failsafe, say_once
 from traceml.settings import is_switched_off
 
@@ -71,23 +69,22 @@ def recorded(run_dir: str, train_loop: Loop) -> Loop:
     return in_worker
 
 
-def _wrap_trainer(original: Loop, session: Session) -> Loop:
+def wrap_trainer(original: Loop, session: Session) -> Loop:
     """`TorchTrainer(train_loop, ...)` in a driver under `traceml run` or after `traceml.init()`."""
     trace: Callable[[Loop], Loop | None] = failsafe("tracing Ray workers", None)(trace_workers)
 
-    @functools.wraps(original)
+    @replaces(original)
     def make(self: Any, train_loop_per_worker: Loop, *args: Any, **kwargs: Any) -> None:
         traced = trace(train_loop_per_worker) if session.run_dir is not None else None
         original(self, traced or train_loop_per_worker, *args, **kwargs)
 
-    setattr(make, ORIGINAL, original)
     return make
 
 
-def _wrap_old_trainer(original: Loop, session: Session) -> Loop:
+def wrap_old_trainer(original: Loop, session: Session) -> Loop:
     """Older Rays keep the arguments before `__init__` gets them, so only the script can wrap its loop."""
 
-    @functools.wraps(original)
+    @replaces(original)
     def make(self: Any, train_loop_per_worker: Loop, *args: Any, **kwargs: Any) -> None:
         if session.run_dir is not None and not hasattr(train_loop_per_worker, ORIGINAL):
             say_once(
@@ -96,13 +93,4 @@ def _wrap_old_trainer(original: Loop, session: Session) -> Loop:
             )
         original(self, train_loop_per_worker, *args, **kwargs)
 
-    setattr(make, ORIGINAL, original)
     return make
-
-
-PATCHES: Final = (
-    Patch("ray.train.v2.torch.torch_trainer", "TorchTrainer.__init__", _wrap_trainer),
-    Patch("ray.train.torch.torch_trainer", "TorchTrainer.__init__", _wrap_old_trainer),
-    Patch("ray.train.torch.train_loop_utils", "_WrappedDataLoader.__iter__", looks_ahead),
-    Patch("ray.train.torch.train_loop_utils", "_WrappedDataLoader.__next__", hands_over),
-)

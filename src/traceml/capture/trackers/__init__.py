@@ -1,1 +1,0 @@
-"""Experiment trackers: each logs the result to the tracker's own run, inside the training process."""

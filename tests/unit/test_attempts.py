@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit import made
 from traceml.analyze.align import align
-from traceml.analyze.attempts import find_attempts
+from traceml.analyze.recordings import find_attempts
 from traceml.analyze.summarize import summarize
 from traceml.schema.recorded import RankRecording, RunFacts
 from traceml.schema.summary import Attempt, EndedFirst

@@ -9,10 +9,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from traceml.analyze.attempts import find_attempts
-from traceml.analyze.before import Before
+from traceml.analyze.recordings import find_attempts
 from traceml.analyze.window import Floats, Window, median_over_ranks
-from traceml.analyze.window_arrays import Rows, WindowArrays
+from traceml.analyze.window_arrays import Before, Rows, WindowArrays
 from traceml.schema.recorded import RankRecording
 
 WARMUP_FACTOR: Final = 2.0

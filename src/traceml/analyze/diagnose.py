@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any, Final
 
-from traceml.analyze.resource_views import GaugeView, MemoryView
+from traceml.analyze.cores import consider_cores
 from traceml.analyze.rules import change, memory, ranks, single, system, time
 from traceml.analyze.rules.input_advice import consider_epoch_starts
-from traceml.analyze.rules.lack_of_cores import consider_cores
+from traceml.analyze.rules.memory import MemoryView
 from traceml.analyze.rules.rule import WARN_SHARE, Rule, View, informational, ordered
+from traceml.analyze.rules.system import GaugeView
 from traceml.analyze.views import FEWEST_STEPS, RankView, TimeView
 from traceml.analyze.window import H2D, LABELS, OPTIMIZER, SYNC, Window
 from traceml.schema import fmt
@@ -70,18 +71,13 @@ class _Verdicts:
         remarks, self._found = self._found, []
         for rule, view in self._last_resorts:
             self._apply(rule, view)
+        first = ordered(self._found) or [default]
         if self.missing:
-            return [self._incomplete(), *ordered(remarks)]
-        return [*(ordered(self._found) or [default]), *ordered(remarks)]
-
-    def _incomplete(self) -> Finding:
-        names = ", ".join(LABELS.get(k, k) for k in self.missing)
-        return informational(
-            "INCOMPLETE_DATA",
-            f"Nothing stands out, but not everything was recorded: {names}.",
-            "See the notes for the reason; traceml.trace_step(model) around the step helps.",
-            missing=self.missing,
-        )
+            names = ", ".join(LABELS.get(k, k) for k in self.missing)
+            why = f"Nothing stands out, but not everything was recorded: {names}."
+            action = "See the notes for the reason; traceml.trace_step(model) around the step helps."
+            first = [informational("INCOMPLETE_DATA", why, action, missing=self.missing)]
+        return [*first, *ordered(remarks)]
 
 
 def diagnose_time(window: Window) -> list[Finding]:

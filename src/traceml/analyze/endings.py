@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from traceml.analyze.recordings import listed
 from traceml.schema import catalog as c
 from traceml.schema.recorded import RankRecording, RecordedEvent
 from traceml.schema.summary import EndedFirst
@@ -14,20 +15,13 @@ SAME_MOMENT_NS: Final = 20_000_000
 WAITING_FOR_OTHERS: Final = c.PHASES[c.SYNC].key
 EXCHANGES: Final = (c.PHASES[c.BACKWARD].key, c.PHASES[c.SYNC].key)
 OF_PEERS: Final = (
-    *(
-        "gloo",
-        "nccl",
-        "tcpstore",
-        "process group",
-        "processgroup",
-        "monitoredbarrier",
-        "collective operation",
-    ),
-    *("closed by peer", "reset by peer", "remote peer", "peer closed"),
+    *("gloo", "nccl", "tcpstore", "process group", "processgroup", "monitoredbarrier"),
+    *("collective operation", "closed by peer", "reset by peer", "remote peer", "peer closed"),
 )
 """Only torch.distributed says these: another rank is gone or late, wherever the error surfaced."""
 OF_CONNECTIONS: Final = (
-    *(*OF_PEERS, "connect", "peer", "socket", "broken pipe", "timeout", "timed out", "aborted"),
+    *OF_PEERS,
+    *("connect", "peer", "socket", "broken pipe", "timeout", "timed out", "aborted"),
 )
 BY_LAUNCHER: Final = "SIGTERM"
 MOST_NAMED: Final = 4
@@ -80,8 +74,11 @@ def ended_first(ranks: Ranks, noticed: Events, absent: Sequence[int] = ()) -> En
     phase = raised_in or first.failed_in or first.phase
     if phase == WAITING_FOR_OTHERS and (first.step or 0) < LEARNING:
         phase = " or ".join(EXCHANGES)
-    at_once = not errors and _at_one_moment(killed or by_itself)
     line = own[first.rank].raised_at if first.rank in own else None
+    # Several that were found gone at the same moment without an error: which was first is unknown.
+    gone = killed or by_itself
+    at_once = not errors and len(gone) > 1 and when(gone[-1]) - when(gone[0]) < SAME_MOMENT_NS
+    at_once = at_once and not any(e.closed for e in gone)
     return EndedFirst(first.rank, first.step, phase, at_once, first.signal, line)
 
 
@@ -108,12 +105,6 @@ def _was_waited_for(end: RecordedEvent, ranks: Ranks) -> bool:
     return bool(gave_up) and end.exact and end.time_ns - min(gave_up) > patience_ns
 
 
-def _at_one_moment(ended: Events) -> bool:
-    """Whether several ranks were found gone at the same moment without an error: the first is unknown."""
-    span_ns = when(ended[-1]) - when(ended[0])
-    return len(ended) > 1 and span_ns < SAME_MOMENT_NS and not any(e.closed for e in ended)
-
-
 def ended_well(ranks: Ranks, noticed: Events) -> bool:
     """Whether every process ended without an exception, as far as is known."""
     return first_error(ranks) is None and all(e.closed for e in _ends(ranks, noticed))
@@ -124,14 +115,17 @@ def describe(ranks: Ranks, noticed: Events, absent: Sequence[int] = ()) -> str |
     error, ends = first_error(ranks), _ends(ranks, noticed)
     first = ended_first(ranks, noticed, absent)
     if first is None and absent and (error is not None or ends):
-        text = f"{_some(absent)} left no recording and may have ended first, before any backward pass"
+        text = f"{_names(absent)} left no recording and may have ended first, before any backward pass"
     elif error is not None and (first is None or len(ranks) == 1):
-        unknown = f"no rank is known to have ended first; r{error[0]}: "
-        return error[1] + _raised_where(error[2]) if len(ranks) == 1 else unknown + error[1]
+        if len(ranks) > 1:
+            return f"no rank is known to have ended first; r{error[0]}: {error[1]}"
+        raised = error[2]
+        where = "" if raised.step is None else _place(raised.step - 1, raised.during, raised.raised_at)
+        return ", ".join(filter(None, (error[1], where)))
     elif first is None:
         return None
     else:
-        text = _how_first(first, ranks, ends)
+        text = _how(first, ranks, ends)
     if error is not None:
         text += f"; r{error[0]}: {error[1]}"
     kills = max((e.oom_kills or 0 for e in ends), default=0)
@@ -140,41 +134,23 @@ def describe(ranks: Ranks, noticed: Events, absent: Sequence[int] = ()) -> str |
     return text
 
 
-def _how_first(first: EndedFirst, ranks: Ranks, ends: Events) -> str:
-    end = next(e for e in ends if e.rank == first.rank)
-    if not _was_waited_for(end, ranks):
-        return _how(end, first, ranks)
-    silent = [e for e in ends if _is_abrupt(e, ranks) and e.failed_in not in EXCHANGES]
-    late = {e.rank for e in silent if _was_waited_for(e, ranks) and e.phase != WAITING_FOR_OTHERS}
-    awaited = sorted({first.rank, *late})
-    which = f"r{first.rank} was " if len(awaited) > 1 else ""
-    return f"other ranks gave up waiting for {_some(awaited)} ({which}{_where(first)})"
-
-
-def _some(ranks: Sequence[int]) -> str:
-    more = f" and {len(ranks) - MOST_NAMED} more" if len(ranks) > MOST_NAMED else ""
-    return ", ".join(f"r{rank}" for rank in ranks[:MOST_NAMED]) + more
-
-
-def _where(first: EndedFirst) -> str:
-    return _place(first.step, first.phase, first.raised_at)
+def _names(ranks: Sequence[int]) -> str:
+    return listed([f"r{rank}" for rank in ranks], MOST_NAMED)
 
 
 def _place(step: int | None, phase: str | None, line: str | None) -> str:
-    known = (
-        f"after step {step}" if step else "in its first step",
-        phase and f"in {phase}",
-        line and f"at {line}",
-    )
-    return ", ".join(part for part in known if part)
+    since = f"after step {step}" if step else "in its first step"
+    return ", ".join(filter(None, (since, phase and f"in {phase}", line and f"at {line}")))
 
 
-def _raised_where(event: RecordedEvent) -> str:
-    return "" if event.step is None else f", {_place(event.step - 1, event.during, event.raised_at)}"
-
-
-def _how(end: RecordedEvent, first: EndedFirst, ranks: Ranks) -> str:
-    where, several = _where(first), len(ranks) > 1
+def _how(first: EndedFirst, ranks: Ranks, ends: Events) -> str:
+    end = next(e for e in ends if e.rank == first.rank)
+    where, several = _place(first.step, first.phase, first.raised_at), len(ranks) > 1
+    if _was_waited_for(end, ranks):
+        silent = [e for e in ends if _is_abrupt(e, ranks) and e.failed_in not in EXCHANGES]
+        late = {e.rank for e in silent if _was_waited_for(e, ranks) and e.phase != WAITING_FOR_OTHERS}
+        which = f"r{first.rank} was " if late - {first.rank} else ""
+        return f"other ranks gave up waiting for {_names(sorted({first.rank, *late}))} ({which}{where})"
     if first.together and first.signal == BY_LAUNCHER:
         return f"the launcher, or somebody else, ended the ranks with {BY_LAUNCHER} (r{first.rank} {where})"
     if first.together:

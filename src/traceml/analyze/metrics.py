@@ -6,11 +6,9 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from traceml.analyze.window import WAIT, Floats, Window, median_low
-from traceml.schema import catalog as c
-from traceml.schema.summary import Blocks, Column, Finding, MetricStat, RankValue
+from traceml.analyze.window import Floats, Window, median_low
+from traceml.schema.summary import Finding, MetricStat, RankValue
 
 MOST_FOR_SPREAD: Final = 100_000
 """Percentiles of more values than this are taken over an even selection of them."""
@@ -36,7 +34,7 @@ class Table:
 
     def peaks(self) -> dict[str, Floats]:
         """Each member's maximum of each metric."""
-        return {key: row_peaks(array) * scale for key, (array, scale) in self._values.items()}
+        return {key: np.fmax.reduce(a, axis=1) * scale for key, (a, scale) in self._values.items()}
 
     def stats(self, smaller_is_worse: tuple[str, ...] = ()) -> dict[str, MetricStat]:
         """Each metric's statistics."""
@@ -107,12 +105,6 @@ def row_means(values: Floats) -> Floats:
     return means
 
 
-def row_peaks(values: Floats) -> Floats:
-    """Each rank's maximum; NaN for a rank that has no values."""
-    peaks: Floats = np.fmax.reduce(values, axis=1)
-    return peaks
-
-
 def spread(values: Floats) -> tuple[float, float]:
     """The 5th and the 95th percentile over all ranks and steps."""
     every = values.size // MOST_FOR_SPREAD + 1
@@ -127,17 +119,13 @@ def spread(values: Floats) -> tuple[float, float]:
 
 
 def step_time_table(window: Window) -> Table:
-    """Every step-time metric of every rank in the window."""
-    users = [f"{k}_ms" for k in window.user_keys]
-    values = {f"{key}_ms": (window.plane(key), 1e-6) for key in window.keys}
-    values["step_ms"] = (window.step_ns, 1e-6)
-    values["compute_ms"] = (window.compute.values, 1e-6)
-    values["gc_ms"] = (window.gc_ns, 1e-6)
-    values["samples_per_s"] = (_rate(window.samples, window.step_ns), 1e9)
-    values["tokens_per_s"] = (_rate(window.tokens, window.step_ns), 1e9)
-    order = [m.key for m in c.STEP_TIME_METRICS]
-    wait_at = order.index(f"{WAIT}_ms")
-    return Table(window.ranks, {k: values[k] for k in (*order[:wait_at], *users, *order[wait_at:])})
+    """Every step-time metric of every rank in the window; user phases come before wait."""
+    times = {"step": window.step_ns, **{key: window.plane(key) for key in window.keys}}
+    times |= {"compute": window.compute.values, "gc": window.gc_ns}
+    rates = {"samples": window.samples, "tokens": window.tokens}
+    values = {f"{key}_ms": (plane, 1e-6) for key, plane in times.items()}
+    values |= {f"{key}_per_s": (_rate(amount, window.step_ns), 1e9) for key, amount in rates.items()}
+    return Table(window.ranks, values)
 
 
 def _rate(amount: Floats, step_ns: Floats) -> Floats:
@@ -150,54 +138,16 @@ def _rate(amount: Floats, step_ns: Floats) -> Floats:
 
 
 def step_time_metrics(table: Table) -> dict[str, MetricStat]:
-    """`step_time.metrics`."""
+    """`step_time.metrics`, with the median rank's share of step time; of rates, with the total of all ranks,
+    which is known only if each rank's is."""
     rates = tuple(key for key in table.means if key.endswith("_per_s"))
-    found = table.stats(smaller_is_worse=rates)
-    return {
-        k: replace(s, total=_total(table, k)) if k in rates else replace(s, share=_share(table, k))
-        for k, s in found.items()
-    }
-
-
-def _total(table: Table, key: str) -> float | None:
-    """The rate of all ranks together; None unless it is known for each."""
-    means = table.means[key]
-    return number(float(means.sum())) if len(means) else None
-
-
-def _share(table: Table, key: str) -> float | None:
-    """The median rank's share of step time."""
-    shares = table.means[key] / table.means["step_ms"]
-    return median_low(shares) if len(shares) and not np.isnan(shares).any() else None
-
-
-def blocks(window: Window, most: int = 40, least: int = 20) -> Blocks:
-    """Means of step and phases over consecutive blocks, for statistics on autocorrelated steps."""
-    if window.count == 0:
-        return Blocks()
-    pieces = min(most, max(window.count // 5, min(window.count, least)))
-    cuts = np.linspace(0, window.count, pieces + 1).astype(int)
-    return Blocks(
-        steps_per_block=int(cuts[1] - cuts[0]),
-        start_steps=window.steps[cuts[:-1]].tolist(),
-        metrics={k: numbers(_means(t, cuts)) for k, t in window.typical_ms.items()},
-    )
-
-
-def step_series(window: Window, most: int = 300) -> dict[str, Column]:
-    """Step and phase times for charts: means over buckets of steps, and the slowest step of each bucket."""
-    if window.count == 0:
-        return {"steps": []}
-    cuts = np.linspace(0, window.count, min(most, window.count) + 1).astype(int)
-    series: dict[str, Column] = {"steps": window.steps[cuts[:-1]].tolist()}
-    for key, values in window.typical_ms.items():
-        series[key] = [*numbers(np.round(_means(values, cuts), 4))]
-    slowest = np.maximum.reduceat(window.step_ns.max(axis=0), cuts[:-1]) / 1e6
-    series["step_ms_max"] = np.round(slowest, 4).tolist()
-    return series
-
-
-def _means(values: Floats, cuts: NDArray[np.int64]) -> Floats:
-    """Means of the pieces between the cuts, none of which is empty."""
-    means: Floats = np.add.reduceat(values, cuts[:-1]) / np.diff(cuts)
-    return means
+    found = {}
+    for key, stats in table.stats(smaller_is_worse=rates).items():
+        means = table.means[key]
+        shares = means / table.means["step_ms"]
+        is_known = len(means) > 0 and not np.isnan(shares).any()
+        if key in rates:
+            found[key] = replace(stats, total=number(float(means.sum())) if len(means) else None)
+        else:
+            found[key] = replace(stats, share=median_low(shares) if is_known else None)
+    return found

@@ -50,43 +50,41 @@ def _line(error: RecordedEvent) -> str:
 
 def explain(section: Section, recording: RunRecording, ranks: Ranks, facts: RunFacts) -> Section:
     """The step-time section; if it has no data, with what was seen and what to do."""
-    if facts.mode == WATCH_ONLY:
-        finding = replace(section.diagnosis, summary=_WATCHED[0], action=_WATCHED[1])
-        return replace(section, diagnosis=finding, issues=[finding])
-    if section.diagnosis.kind != "NO_DATA" or facts.status == "running":
-        return section
-    seen, action = _what_was_seen(recording.seen, ranks)
-    failed = next((e for e in recording.early_events if e.kind == "capture_failed"), None)
-    if failed is not None and not ranks:
-        seen, action = f"Nothing was recorded, because {failed.message}.", _REPORT_IT
-    elif recording.problems and not ranks:
-        seen, action = f"What was recorded cannot be read. {recording.problems[0]}", _READ_IT
-    elif facts.status == "failed" and (ranks or recording.seen):
-        which = "second" if any(len(r.rows) > _inferred(r) for r in ranks.values()) else "first"
-        seen = f"The command failed before its {which} training step was completed. {seen}".strip()
-        errors = [early_failure(recording), *(e for r in ranks.values() for e in r.events)]
-        is_known = any(e is not None and e.kind == "error" and not endings.is_echo(e) for e in errors)
-        action = _FIX_IT if is_known else _FIND_IT
+    seen, action = _WATCHED
+    if facts.mode != WATCH_ONLY:
+        if section.diagnosis.kind != "NO_DATA" or facts.status == "running":
+            return section
+        seen, action = _what_was_seen(recording, ranks, facts)
     if not seen:
         return section
     finding = replace(section.diagnosis, summary=seen, action=action)
     return replace(section, diagnosis=finding, issues=[finding])
 
 
-def _what_was_seen(seen: frozenset[str], ranks: Ranks) -> tuple[str, str]:
+def _what_was_seen(recording: RunRecording, ranks: Ranks, facts: RunFacts) -> tuple[str, str]:
     """What is said and what to do; empty if there is nothing to add."""
+    failed = next((e for e in recording.early_events if e.kind == "capture_failed"), None)
+    if failed is not None and not ranks:
+        return f"Nothing was recorded, because {failed.message}.", _REPORT_IT
+    if recording.problems and not ranks:
+        return f"What was recorded cannot be read. {recording.problems[0]}", _READ_IT
+    inferred = {rank: _inferred(r) for rank, r in ranks.items()}
+    passes = max(inferred.values(), default=0)
+    seen, action = "A backward pass began, but no training step was completed.", _GO_ON
     if not ranks:
-        return next((said for sign, said in _SEEN if sign in seen), _NO_PYTHON)
-    passes = max(map(_inferred, ranks.values()))
-    if passes:
+        seen, action = next((said for sign, said in _SEEN.items() if sign in recording.seen), _NO_PYTHON)
+    elif passes:
         many = f"{passes} backward passes" if passes > 1 else "One backward pass"
-        return (
-            f"{many} began, but no optimizer of torch.optim stepped; at least two steps are needed.",
-            _GO_ON,
-        )
-    if any(len(r.rows) for r in ranks.values()):
-        return "", ""
-    return "A backward pass began, but no training step was completed.", _GO_ON
+        seen = f"{many} began, but no optimizer of torch.optim stepped; at least two steps are needed."
+    elif any(len(r.rows) for r in ranks.values()):
+        seen, action = "", ""
+    if facts.status != "failed" or not (ranks or recording.seen):
+        return seen, action
+    which = "second" if any(len(r.rows) > inferred[rank] for rank, r in ranks.items()) else "first"
+    errors = [early_failure(recording), *(e for r in ranks.values() for e in r.events)]
+    is_known = any(e is not None and e.kind == "error" and not endings.is_echo(e) for e in errors)
+    seen = f"The command failed before its {which} training step was completed. {seen}".strip()
+    return seen, _FIX_IT if is_known else _FIND_IT
 
 
 def _inferred(recorded: RankRecording) -> int:
@@ -106,38 +104,26 @@ _FIND_IT: Final = (
     "native code, or exited with an error code."
 )
 _GO_ON: Final = "Let the run complete a few steps."
-_SEEN: Final = (
-    (
-        "loader",
-        (
-            "torch was imported and a data loader was read, but no backward pass or optimizer step ran, so "
-            "nothing was recorded.",
-            "Check that the training loop runs: only evaluation, an early exit, or gradients that are off.",
-        ),
+_SEEN: Final = {
+    "loader": (
+        "torch was imported and a data loader was read, but no backward pass or optimizer step ran, so "
+        "nothing was recorded.",
+        "Check that the training loop runs: only evaluation, an early exit, or gradients that are off.",
     ),
-    (
-        "torch",
-        (
-            "torch was imported, but no backward pass or optimizer step ran, so nothing was recorded.",
-            "Check that the command trains: its training may run in a process that Python did not start. If "
-            "it needs no backward pass, mark its steps with traceml.trace_step(model).",
-        ),
+    "torch": (
+        "torch was imported, but no backward pass or optimizer step ran, so nothing was recorded.",
+        "Check that the command trains: its training may run in a process that Python did not start. If "
+        "it needs no backward pass, mark its steps with traceml.trace_step(model).",
     ),
-    (
-        "old-python",
-        (
-            "The command's Python is older than 3.10, so nothing was recorded.",
-            "Run it with Python 3.10 or newer.",
-        ),
+    "old-python": (
+        "The command's Python is older than 3.10, so nothing was recorded.",
+        "Run it with Python 3.10 or newer.",
     ),
-    (
-        "python",
-        (
-            "Python ran, but torch was never imported, so nothing was recorded.",
-            "Check the command: TraceML records PyTorch trainings in the processes that it starts.",
-        ),
+    "python": (
+        "Python ran, but torch was never imported, so nothing was recorded.",
+        "Check the command: TraceML records PyTorch trainings in the processes that it starts.",
     ),
-)
+}
 """How far the command came, the furthest first: what is said, and what to do."""
 _NO_PYTHON: Final = (
     "No Python process started under TraceML: the command does not run Python, or its Python ignores the "

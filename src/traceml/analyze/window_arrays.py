@@ -7,8 +7,9 @@ reading their columns one after the other costs only one pass over memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from operator import is_
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -190,6 +191,17 @@ class WindowArrays:
                 if name not in ("step", "sequence"):
                     total[at] += rows[name]
         return phases, total
+
+
+@dataclass(slots=True)
+class Before:
+    """What a look at a run leaves for the next one, which then looks at new rows only. It never changes what
+    is found: if more than the newest steps has changed, all rows are looked at again."""
+
+    arrays: WindowArrays | None = None
+    """The last window's."""
+    checked: dict[int, tuple[dict[str, Any], int]] = field(default_factory=dict)
+    """By the id of a recording's header: the header, and the number of the last row that can be."""
 
 
 def _writable(planes: dict[str, Floats], name: str) -> Floats:

@@ -171,7 +171,7 @@ def _uneven(ranks: Ranks) -> Iterator[str]:
 
 def _several_times(attempts: Attempts, earlier: Sequence[Attempt]) -> Iterator[str]:
     """That several processes trained as the same rank, at the same time or one after the other."""
-    for rank in sorted({r.rank for r in attempts.doubles})[:MOST_LISTED]:
+    for rank in sorted({r.rank for r in attempts.doubles}.intersection(attempts.chosen))[:MOST_LISTED]:
         shown, others = attempts.chosen[rank], sum(r.rank == rank for r in attempts.doubles)
         who = f"as r{rank}" if (shown.identity.world_size or 1) > 1 else "without ranks"
         yield (

@@ -14,7 +14,6 @@ from hypothesis.extra.numpy import arrays
 from tests.fuzz import examples
 from tests.unit import made
 from traceml.analyze import metrics as m
-from traceml.analyze import series
 from traceml.analyze.align import align
 from traceml.schema import catalog as c
 from traceml.schema.summary import Finding, MetricStat
@@ -133,7 +132,7 @@ def test_each_rank_has_its_own_means() -> None:
 )
 def test_there_are_at_least_twenty_blocks_if_the_run_allows(count: int, blocks: int) -> None:
     """Twenty blocks from twenty steps on, up to forty in long runs: enough for statistics."""
-    found = series.blocks(made.window(count, forward=10))
+    found = m.blocks(made.window(count, forward=10))
     assert len(found.start_steps) == blocks
     assert len(found.metrics["step_ms"]) == blocks
 
@@ -141,7 +140,7 @@ def test_there_are_at_least_twenty_blocks_if_the_run_allows(count: int, blocks: 
 def test_blocks_contain_every_step_once() -> None:
     """The mean of equal blocks is the mean of the run; blocks are in the order of the steps."""
     forward = np.arange(200.0)
-    found = series.blocks(made.window(200, forward=forward))
+    found = m.blocks(made.window(200, forward=forward))
     means = made.measured(found.metrics["forward_ms"])
     assert np.mean(means) == pytest.approx(forward.mean())
     assert means == sorted(means)
@@ -149,7 +148,7 @@ def test_blocks_contain_every_step_once() -> None:
 
 def test_blocks_leave_out_unmeasured_metrics() -> None:
     """An unmeasured metric has no block means, rather than zeros."""
-    found = series.blocks(made.window(100, forward=10))
+    found = m.blocks(made.window(100, forward=10))
     assert "h2d_ms" not in found.metrics
 
 
@@ -158,7 +157,7 @@ def test_series_are_short_and_keep_the_slowest_step(count: int) -> None:
     """At most 300 points however long the run, and a single slow step is never lost in an average."""
     forward = np.full(count, 10.0)
     forward[count // 2] = 500.0
-    found = series.step_series(made.window(count, forward=forward))
+    found = m.step_series(made.window(count, forward=forward))
     assert len(found["steps"]) == min(count, 300)
     assert max(made.measured(found["step_ms_max"])) == 500
     assert len(found["forward_ms"]) == len(found["steps"])
@@ -169,8 +168,8 @@ def test_an_empty_window_has_null_metrics() -> None:
     window = align([])
     found = m.step_time_metrics(m.step_time_table(window))
     assert {stat.average for stat in found.values()} == {None}
-    assert series.blocks(window).start_steps == []
-    assert series.step_series(window) == {"steps": []}
+    assert m.blocks(window).start_steps == []
+    assert m.step_series(window) == {"steps": []}
 
 
 def test_live_summary_of_many_ranks_lists_those_that_are_named() -> None:

@@ -64,50 +64,30 @@ class CoreUse:
         return max(0.0, 1 - self.run_busy / self.processes - self.wait_share)
 
     @property
-    def competes_with_itself(self) -> bool:
-        """Its threads alone are more than the cores; or nobody else is there, and its workers are too many.
-        Workers mostly wait, so with other work on the machine they are not blamed."""
-        threads = self.processes * self.threads
-        alone = self.others_busy is not None and self.others_busy < NOTABLE_CORES
-        return 0 < self.cores < threads + (self.workers if alone else 0)
-
-    @property
-    def asked(self) -> str:
-        """`2 processes × 2 threads on 2 cores`."""
-        parts = [f"{_some(self.processes, 'process', 'processes')} × {_some(self.threads, 'thread')}"]
-        if self.workers:
-            parts.append(_some(self.workers, "loader worker"))
-        return f"{' and '.join(parts)} on {_some(self.cores, 'core')}"
-
-    @property
     def rival(self) -> str:
         """Who has the cores that the run lacks, and what to do about it; empty if nobody was seen."""
-        others = ""
+        cores, processes, workers, busy = self.cores, self.processes, self.workers, self.others_busy or 0.0
+        threads, others = processes * self.threads, ""
         if self.throttled_share >= WARN_SHARE:
             others = f"a CPU quota stops the run {fmt.share(self.throttled_share)} of the time"
-        elif self.others_busy is not None and self.others_busy >= NOTABLE_CORES and self._all_are_wanted:
-            others = f"other work keeps {self.others_busy:.1f} of {_some(self.cores, 'core')} busy"
-        if not self.competes_with_itself:
+        elif busy >= NOTABLE_CORES and threads + workers + busy >= ALL_CORES * cores:
+            # If they want fewer than about all cores, the host of a virtual machine takes them.
+            others = f"other work keeps {busy:.1f} of {_some(cores, 'core')} busy"
+        # Workers mostly wait, so with other work on the machine they are not blamed.
+        alone = self.others_busy is not None and busy < NOTABLE_CORES
+        if not 0 < cores < threads + (workers if alone else 0):
             # Threads that wait for each other at the end of each operation suffer most from a busy core.
-            few = max(1, int(self.cores - (self.others_busy or 0.0)) // self.processes)
-            fewer = self.on_cpu and self.threads > few
-            return others + (f" (until they are free, try OMP_NUM_THREADS={few})" if others and fewer else "")
-        return f"the run competes with itself, {self.asked}: {self._remedy}" + (others and f"; {others}")
-
-    @property
-    def _all_are_wanted(self) -> bool:
-        """Whether the run and others want about all cores; else the host of a virtual machine takes them."""
-        wanted = self.processes * self.threads + self.workers + (self.others_busy or 0.0)
-        return wanted >= ALL_CORES * self.cores
-
-    @property
-    def _remedy(self) -> str:
-        threads = max(1, self.cores // self.processes)  # no two threads of the run share a core
-        if threads < self.threads:
-            return f"try OMP_NUM_THREADS={threads} (or torch.set_num_threads({threads}))"
-        if self.workers:
-            return "try fewer loader workers"
-        return "try fewer processes, or more cores"
+            few = max(1, int(cores - busy) // processes)
+            fewer = others and self.on_cpu and self.threads > few
+            return others + (f" (until they are free, try OMP_NUM_THREADS={few})" if fewer else "")
+        few = max(1, cores // processes)  # no two threads of the run share a core
+        remedy = "try fewer loader workers" if workers else "try fewer processes, or more cores"
+        if few < self.threads:
+            remedy = f"try OMP_NUM_THREADS={few} (or torch.set_num_threads({few}))"
+        asked = f"{_some(processes, 'process', 'processes')} × {_some(self.threads, 'thread')}"
+        asked += f" and {_some(workers, 'loader worker')}" if workers else ""
+        itself = f"the run competes with itself, {asked} on {_some(cores, 'core')}: {remedy}"
+        return "; ".join(filter(None, (itself, others)))
 
     @property
     def more_threads(self) -> int | None:

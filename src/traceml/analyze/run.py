@@ -11,7 +11,6 @@ from traceml.analyze import window as w
 from traceml.analyze.align import align_ranks
 from traceml.analyze.cores import CoreUse
 from traceml.analyze.diagnose import diagnose_time
-from traceml.analyze.no_data import described, early_failure, is_of_launcher
 from traceml.analyze.notes import notes_of
 from traceml.analyze.recordings import (
     Attempts,
@@ -119,12 +118,12 @@ def _reason(recording: RunRecording, ranks: dict[int, RankRecording], facts: Run
 
 def _how_it_failed(recording: RunRecording, ranks: dict[int, RankRecording]) -> str | None:
     """The first exception of a rank, or the one that ended a process before it was a rank."""
-    early = early_failure(recording)
+    early = endings.early_failure(recording)
     ended = endings.describe(ranks, recording.monitor_events, absent_ranks(ranks))
-    if early is None or (ended is not None and is_of_launcher(early)):
+    if early is None or (ended is not None and endings.is_of_launcher(early)):
         return ended
     errors = [e.time_ns for r in ranks.values() for e in r.events if e.kind == "error"]
-    return described(early) if all(early.time_ns < at for at in errors) else ended
+    return endings.described(early) if all(early.time_ns < at for at in errors) else ended
 
 
 def _attempt(ranks: dict[int, RankRecording], noticed: Sequence[RecordedEvent]) -> Attempt:

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from traceml.analyze import sections, series
+from traceml.analyze import metrics as m
+from traceml.analyze import sections
 from traceml.analyze.align import align_ranks
 from traceml.analyze.cores import core_use
 from traceml.analyze.diagnose import choose_primary
+from traceml.analyze.endings import explain
 from traceml.analyze.layers import layers_section
-from traceml.analyze.metrics import row_means
-from traceml.analyze.no_data import explain
 from traceml.analyze.recordings import believed, find_attempts
 from traceml.analyze.run import events_of, run_of
 from traceml.analyze.window import Window
@@ -33,7 +33,7 @@ def summarize(
     ranks = attempts.chosen
     when = sections.training_times(ranks)
     samples = sections.process_samples(recording, ranks, when)
-    delays = row_means(samples.table("cpu_delay_percent"))  # of each rank's threads, waiting for a core
+    delays = m.row_means(samples.table("cpu_delay_percent"))  # of each rank's threads, waiting for a core
     window = replace(
         align_ranks(ranks, before),
         cpu_delay_share=float(np.fmax.reduce(delays, initial=0.0)) / 100,
@@ -57,13 +57,13 @@ def summarize(
         layers=layers,
         final=final,
         series=Series(
-            step_time=series.step_series(window),
-            step_memory=series.memory_series(memory),
-            system=series.gauge_series(own.system_rows, facts.begin_ns, c.SYSTEM_METRICS),
-            process=series.gauge_series(own.process_rows, facts.begin_ns, c.PROCESS_METRICS[:-1]),
-            heatmap=series.heatmap(window, final),
+            step_time=m.step_series(window),
+            step_memory=m.memory_series(memory),
+            system=m.gauge_series(own.system_rows, facts.begin_ns, c.SYSTEM_METRICS),
+            process=m.gauge_series(own.process_rows, facts.begin_ns, c.PROCESS_METRICS[:-1]),
+            heatmap=m.heatmap(window, final),
         ),
-        blocks=series.blocks(window),
+        blocks=m.blocks(window),
         events=events_of(recording, ranks, facts),
         environment=_environment(facts.environment, ranks),
         overhead=_overhead(window, facts, layers),

@@ -1,6 +1,7 @@
 """Two sides in, one Comparison out. Pure: no file, no clock."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Final
 
 from traceml.compare import like
@@ -10,9 +11,11 @@ from traceml.compare.side import Runs
 from traceml.schema import comparison as c
 from traceml.schema import fmt
 from traceml.schema.comparison import Cause, Comparison, Interval, Mover, RunRef, Shift, Side
-from traceml.schema.summary import Finding
 
-SECTIONS: Final = ("step_time", "step_memory", "system", "process")
+DIAGNOSES: Final = {
+    "primary": attrgetter("primary_diagnosis"),
+    **{name: attrgetter(f"{name}.diagnosis") for name in ("step_time", "step_memory", "system", "process")},
+}
 NEXT: Final = {
     c.IMPROVEMENT: "Keep B.",
     c.NO_CHANGE: "Nothing to do.",
@@ -33,7 +36,8 @@ def compare(a: Runs, b: Runs, a_refs: Sequence[RunRef], b_refs: Sequence[RunRef]
     moved = numbers.movers(a, b, metrics)
     alone = moved[0].ranks[0] if len(moved) == 1 and len(moved[0].ranks) == 1 else None
     causes = numbers.causes(a, b, metrics, alone, like.basis(a, b)[1])
-    diagnosis = _diagnoses(a, b)
+    found = {name: ([of(run) for run in a], [of(run) for run in b]) for name, of in DIAGNOSES.items()}
+    diagnosis = {name: verdicts.shift_of(*sides) for name, sides in found.items()}
     interval = verdicts.judge_step_time(a, b)
     memory = verdicts.judge_memory(a, b, metrics, diagnosis["step_memory"])
     verdict = verdicts.verdict(interval.change, memory)
@@ -84,14 +88,6 @@ def compare(a: Runs, b: Runs, a_refs: Sequence[RunRef], b_refs: Sequence[RunRef]
             *contradiction,
         ],
     )
-
-
-def _diagnoses(a: Runs, b: Runs) -> dict[str, Shift]:
-    def of(runs: Runs, section: str) -> list[Finding]:
-        return [getattr(run, section).diagnosis for run in runs]
-
-    primary = verdicts.shift_of([r.primary_diagnosis for r in a], [r.primary_diagnosis for r in b])
-    return {"primary": primary, **{s: verdicts.shift_of(of(a, s), of(b, s)) for s in SECTIONS}}
 
 
 def _look_first(b: Runs, causes: list[Cause], shift: Shift) -> str:

@@ -69,8 +69,8 @@ def differences(a: Runs, b: Runs) -> list[Difference]:
             found.append(Difference(fact.what, ", ".join(one), ", ".join(other), fact.matters))
     per = basis(a, b)[0]
     if per != STEP and not {d.what for d in found} & WORK:  # for a reason that is not known: longer sequences
-        work = map(fmt.count, means(a, b, partial(work_per_step, rate=f"{per}s_per_s")))
-        found.append(Difference(f"{per}s per step", *work, matters=True))
+        one_work, other_work = means(a, b, partial(work_per_step, rate=f"{per}s_per_s"))
+        found.append(Difference(f"{per}s per step", fmt.count(one_work), fmt.count(other_work), True))
     return found
 
 

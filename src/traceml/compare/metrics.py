@@ -48,7 +48,8 @@ def changes(a: Runs, b: Runs) -> dict[str, Change]:
             read = _peak if row.section == "step_memory" else partial(average, section=row.section)
             add(name, LABELS.get(row.key, row.label), row.section, row.unit, partial(read, key=row.key))
     if same_clock(a, b):
-        add("wait_share", "Wait share", "step_time", "share", _wait_share)
+        parts = ("wait_share", "Wait share", "step_time", "share")
+        add(*parts, lambda run: run.step_time.metrics.get("wait_ms", MetricStat()).share)
         for key, label in _user_phases(a, b).items():
             add(key, label, "step_time", "ms", partial(average, key=key))
     for noun in (SAMPLE, TOKEN):
@@ -84,10 +85,6 @@ def _is_notable(key: str, change: Change, step: Change) -> bool:
 
 def _peak(run: Summary, key: str) -> float | None:
     return run.step_memory.metrics.get(key, MetricStat()).worst.value
-
-
-def _wait_share(run: Summary) -> float | None:
-    return run.step_time.metrics.get("wait_ms", MetricStat()).share
 
 
 def _user_phases(a: Runs, b: Runs) -> dict[str, str]:
@@ -166,7 +163,9 @@ def movers(a: Runs, b: Runs, found: dict[str, Change]) -> list[Mover]:
     apart = [rank for rank in ranks if abs(totals[rank] - typical) >= APART * abs(step.delta)]
     if not apart or len(apart) > len(ranks) / 2:
         return []
-    node = _whole_node(apart, b[0])
+    nodes = {int(rank): member.identity.node_rank for rank, member in b[0].step_time.ranks.items()}
+    whole = sorted(rank for rank in nodes if nodes[rank] == nodes[apart[0]])
+    node = nodes[apart[0]] if len(apart) > 1 and whole == apart else None
     rows = []
     for group in [apart] if node is not None else [[rank] for rank in apart]:
         key = max(keys, key=lambda k: abs(sum(deltas[rank][k] for rank in group)))
@@ -178,16 +177,6 @@ def movers(a: Runs, b: Runs, found: dict[str, Change]) -> list[Mover]:
 
 def _own_work(metrics: list[Values]) -> list[str]:
     """A rank's own work. Backward is left out where sync was not measured, because it may be waiting."""
-    keys = [f"{p.key}_ms" for p in catalog.PHASES if p.group != "sync"]
     sync, backward = (f"{catalog.PHASES[i].key}_ms" for i in (catalog.SYNC, catalog.BACKWARD))
-    if any(values.get(sync) is None for values in metrics):
-        keys.remove(backward)
-    return [*keys, "wait_ms"]
-
-
-def _whole_node(apart: list[int], run: Summary) -> int | None:
-    """The node that has exactly these ranks, if they are more than one."""
-    nodes = {int(rank): member.identity.node_rank for rank, member in run.step_time.ranks.items()}
-    node = nodes[apart[0]]
-    same = sorted(rank for rank in nodes if nodes[rank] == node)
-    return node if len(apart) > 1 and same == apart else None
+    unknown = any(values.get(sync) is None for values in metrics)
+    return [key for key in PARTS if key != sync and not (key == backward and unknown)]

@@ -67,7 +67,7 @@ def contention(run: Summary) -> float:
     return min(others, 1.0) if others >= CONTENDED_SHARE else 0.0
 
 
-def share_without_neighbours(runs: Runs, others: Runs) -> float:
+def share_alone(runs: Runs, others: Runs) -> float:
     """How short the steps of these runs might be without other work on the machine; 1 is no shorter.
 
     The same work needs the same CPU time. A run that got less CPU than the other side may therefore be longer

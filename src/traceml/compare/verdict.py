@@ -6,15 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from traceml.compare.like import basis
-from traceml.compare.side import (
-    Runs,
-    average,
-    contention,
-    means,
-    memory_kind,
-    share_without_neighbours,
-    steps_of,
-)
+from traceml.compare.side import Runs, average, contention, means, memory_kind, share_alone, steps_of
 from traceml.compare.stats import CONFIDENCE, ENOUGH_DEGREES, MIN_BLOCKS, Spread, spread
 from traceml.schema import comparison as c
 from traceml.schema import fmt
@@ -96,7 +88,7 @@ def _direction(delta: float) -> str:
 
 def _widened(found: Spread, a: Runs, b: Runs) -> tuple[float, float]:
     """The interval, widened by what other work on the machine may have added to either side."""
-    alone_a, alone_b = share_without_neighbours(a, b), share_without_neighbours(b, a)
+    alone_a, alone_b = share_alone(a, b), share_alone(b, a)
     if len(a) + len(b) - 2 >= ENOUGH_DEGREES:  # what slowed both sides already shows between their runs
         alone_a, alone_b = min(alone_a / alone_b, 1.0), min(alone_b / alone_a, 1.0)
     return (1 + found.low_share) * alone_b - 1, (1 + found.high_share) / alone_a - 1

@@ -1,4 +1,4 @@
-"""What a loader worker costs per batch: `analyze/rules/input_advice.py` takes its figure from here.
+"""What a loader worker costs per batch: `analyze/rules/time.py` takes its figure from here.
 
     python bench/loader_workers.py
 

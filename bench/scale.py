@@ -27,8 +27,8 @@ import numpy as np
 from synthetic import SyntheticRun, dtype_of
 
 from traceml.analyze.align import align
-from traceml.analyze.before import Before
 from traceml.analyze.summarize import summarize
+from traceml.analyze.window_arrays import Before
 from traceml.monitor.result import encode
 from traceml.recording.rollup import KEEP_ROWS, Roller
 from traceml.recording.tail import Tail, live_tail

@@ -10,7 +10,7 @@ import numpy as np
 from bench.synthetic import dtype_of, step_rows
 from numpy.typing import NDArray
 
-from traceml.analyze import totals
+from traceml.analyze import recordings
 from traceml.recording import layout
 from traceml.recording.tail import Tail
 from traceml.runs.folder import RECORDING
@@ -71,7 +71,7 @@ def read_one(run_dir: Path, **bounds: int) -> RankRecording:
 
 def check_totals(found: RankRecording, expected: LongRank) -> None:
     """Every sum over the whole run is the exact one."""
-    assert totals.steps_of(found) == expected.steps
-    assert totals.step_ns(found) == expected.step_ns
+    assert recordings.steps_of(found) == expected.steps
+    assert recordings.step_ns(found) == expected.step_ns
     for name, value in expected.sums.items():
-        assert totals.column_sum(found, name) == value, name
+        assert recordings.column_sum(found, name) == value, name

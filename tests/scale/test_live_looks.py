@@ -12,12 +12,10 @@ from bench.synthetic import dtype_of, step_rows
 from numpy.typing import NDArray
 
 from traceml.analyze.align import align_ranks
-from traceml.analyze.attempts import find_attempts
-from traceml.analyze.before import Before
-from traceml.analyze.claims import believed
+from traceml.analyze.recordings import believed, find_attempts
 from traceml.analyze.summarize import summarize
 from traceml.analyze.window import Window
-from traceml.analyze.window_arrays import WindowArrays
+from traceml.analyze.window_arrays import Before, WindowArrays
 from traceml.recording import layout
 from traceml.recording.rollup import Roller
 from traceml.recording.tail import Tail

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz import examples
 from tests.scale.rolled import ROW_BYTES, LongRank, check_totals, read_one
-from traceml.analyze import totals
+from traceml.analyze import recordings
 from traceml.analyze.summarize import summarize
 from traceml.monitor.relay.protocol import Limits, Piece
 from traceml.monitor.relay.store import NodeStore
@@ -196,7 +196,7 @@ def test_a_damaged_row_ends_what_is_read(tmp_path: Path) -> None:
         file.seek(layout.HEADER_SIZE + 8_000 * ROW_BYTES - layout.SEQUENCE.size)
         file.write(bytes(layout.SEQUENCE.size))
     found = read_one(tmp_path, most_rows=300)
-    assert found.rows["step"][-1] == totals.steps_of(found) == 7_999
+    assert found.rows["step"][-1] == recordings.steps_of(found) == 7_999
 
 
 def test_reading_while_rolling_up_sees_every_row_once(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from traceml.analyze.diagnose import (
     diagnose_memory,
     diagnose_time,
 )
-from traceml.analyze.resource_views import GaugeView, MemoryView
+from traceml.analyze.rules.memory import MemoryView
+from traceml.analyze.rules.system import GaugeView
 from traceml.analyze.window import PHASE_KEYS
 from traceml.schema.summary import Finding
 

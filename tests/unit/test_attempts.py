@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit import made
 from traceml.analyze.align import align
-from traceml.analyze.attempts import find_attempts
+from traceml.analyze.recordings import find_attempts
 from traceml.analyze.summarize import summarize
 from traceml.schema.recorded import RankRecording, RunFacts
 from traceml.schema.summary import Attempt, EndedFirst
@@ -169,3 +169,14 @@ def test_two_trainings_in_sequence_are_not_a_failure() -> None:
     run = summarize(made.run(first, second, monitor_events=noticed), FACTS).run
     assert run.ranks.earlier_attempts == [Attempt(40)]
     assert any(note.endswith("they completed 40 steps.") for note in run.notes)
+
+
+def test_two_processes_of_a_rank_that_was_not_started_again_cost_no_summary() -> None:
+    """Two processes trained as rank 0 at the same time; after that only rank 1 was started again."""
+    rows, later = made.steps(30, forward=10.0), made.steps(30, forward=10.0, begin_ns=10_000_000_000)
+    first = [made.rank(rows, number, world_size=2) for number in (0, 1)]
+    double = made.rank(rows[:20], 0, world_size=2, pid=500, clock_ns=10)
+    again = made.rank(later, 1, world_size=2, pid=501, clock_ns=9_000_000_000)
+    found = summarize(made.run(*first, double, again), RunFacts("demo"))
+    assert found.run.ranks.used == [1]
+    assert not any("at the same time" in note for note in found.run.notes)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.unit import made
-from traceml.analyze.claims import believed
+from traceml.analyze.recordings import believed
 from traceml.analyze.summarize import summarize
 from traceml.schema.recorded import RankRecording, RunFacts, RunRecording
 

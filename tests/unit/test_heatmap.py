@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.unit import made
-from traceml.analyze.heatmap import FEWEST_BINS, MOST_BINS, MOST_LIVE_ROWS, MOST_ROWS, heatmap
+from traceml.analyze.metrics import FEWEST_BINS, MOST_BINS, MOST_LIVE_ROWS, MOST_ROWS, heatmap
 from traceml.analyze.window import PHASE_KEYS, Floats, Window
 from traceml.schema.summary import Heatmap
 

@@ -11,9 +11,8 @@ import pytest
 from tests.unit import made
 from traceml.analyze.align import align
 from traceml.analyze.diagnose import diagnose_memory
-from traceml.analyze.resource_views import MemoryView
-from traceml.analyze.samples import process_samples, training_times
-from traceml.analyze.sections import memory_section, memory_view
+from traceml.analyze.rules.memory import MemoryView
+from traceml.analyze.sections import memory_section, memory_view, process_samples, training_times
 from traceml.schema import catalog as c
 from traceml.schema.recorded import RankRecording
 from traceml.schema.summary import CRIT, INFO, WARN, Finding

@@ -10,9 +10,8 @@ import pytest
 
 from tests.unit import made
 from traceml.analyze.diagnose import diagnose_gauges
-from traceml.analyze.resource_views import GaugeView
-from traceml.analyze.samples import process_samples, training_times
-from traceml.analyze.sections import process_section, system_section
+from traceml.analyze.rules.system import GaugeView
+from traceml.analyze.sections import process_samples, process_section, system_section, training_times
 from traceml.analyze.summarize import summarize
 from traceml.schema import catalog as c
 from traceml.schema.recorded import NodeGauges, RankRecording, RunFacts, RunRecording

@@ -9,10 +9,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from traceml.analyze.attempts import find_attempts
-from traceml.analyze.before import Before
+from traceml.analyze.recordings import find_attempts
 from traceml.analyze.window import Floats, Window, median_over_ranks
-from traceml.analyze.window_arrays import Rows, WindowArrays
+from traceml.analyze.window_arrays import Before, Rows, WindowArrays
 from traceml.schema.recorded import RankRecording
 
 WARMUP_FACTOR: Final = 2.0
@@ -38,24 +37,24 @@ def align(recordings: Sequence[RankRecording]) -> Window:
 
 def align_ranks(newest: Ranks, before: Before | None = None) -> Window:
     """The same from one recording per rank, in the order of ranks."""
-    ends = {rank: ends for rank, r in newest.items() if (ends := _ends(r.rows)) is not None}
-    with_steps = {rank: newest[rank] for rank in _comparable(newest, ends)}
+    with_steps, held = _comparable(newest)
     without = tuple(rank for rank in newest if rank not in with_steps)
-    if not with_steps:
+    if held is None:
         empty = WindowArrays((), np.zeros(0, dtype=np.int64), ()).window((), 0)
         return replace(empty, ranks_without_steps=without)
     ranks = list(with_steps.values())
-    held = StepColumns([ends[rank] for rank in with_steps])
-    earlier = _steps_before(ranks, held)
+    earlier = 0  # steps that all ranks completed before the first one that every rank still has a row of
+    if len(held.common) and any(r.earlier is not None for r in ranks):
+        known = [int(r.earlier["steps"]) if r.earlier is not None else 0 for r in ranks]
+        earlier = int((np.array(known) + held.common[0] - held.firsts).min())
     steps = held.common[: len(held.common) - _unfinished(ranks, held.common)]
     user_names = list(dict.fromkeys(name for r in ranks for name in r.user_names if name))
     arrays = WindowArrays(ranks, steps, user_names)
-    known = arrays.take_over(before.arrays) if before is not None and before.arrays is not None else 0
-    arrays.fill(held.pick([r.rows for r in ranks], steps[known:]), known)
-    arrays.fill_overhead([r.own_scale or 1.0 for r in ranks])
+    known_steps = arrays.take_over(before.arrays) if before is not None and before.arrays is not None else 0
+    arrays.fill(held.pick([r.rows for r in ranks], steps[known_steps:]), known_steps)
     if before is not None:
         before.arrays = arrays
-    warmup_ms, warm_until = _warmup(ranks, held.common, earlier, arrays.step_ns, steps)
+    warmup_ms, warm_until = _warmup(ranks, held.common, earlier, arrays.fields["step_ns"], steps)
     begin = int(np.searchsorted(steps, warm_until, side="right"))
     starts = [e for r in ranks for e in r.events if e.kind == "epoch_start"]
     return replace(
@@ -71,6 +70,23 @@ def align_ranks(newest: Ranks, before: Before | None = None) -> Window:
     )
 
 
+def _comparable(ranks: Ranks) -> tuple[Ranks, StepColumns | None]:
+    """The ranks with rows, and their steps. Without those that stopped before the oldest steps that others
+    still have rows of, or in their first steps while most others continued: a rank that died early must not
+    hide what the others show. A rank numbers its steps without gaps: rows with gaps are damaged."""
+    ends = {rank: _ends(r.rows) for rank, r in ranks.items() if len(r.rows)}
+    ends = {rank: (a, b) for rank, (a, b) in ends.items() if b - a + 1 == len(ranks[rank].rows)}
+    least = max((first for rank, (first, _) in ends.items() if ranks[rank].earlier is not None), default=0)
+    if ends and np.median([last for _, last in ends.values()]) >= 2 * FEW_STEPS:
+        least = max(least, FEW_STEPS)
+    used = {rank: (first, last) for rank, (first, last) in ends.items() if last >= least}
+    return {rank: ranks[rank] for rank in used}, StepColumns(list(used.values())) if used else None
+
+
+def _ends(rows: Rows) -> Ends:
+    return int(rows["step"][0]), int(rows["step"][-1])
+
+
 def _warmup(
     ranks: list[RankRecording], common: Steps, earlier: int, step_ns: Floats, steps: Steps
 ) -> tuple[tuple[float, ...], int]:
@@ -80,7 +96,7 @@ def _warmup(
     some = ranks[::every]
     heads: list[Rows] = [r.head if earlier and r.head is not None else r.rows for r in some]
     heads = [h[: 2 * WARMUP_MOST_STEPS] if earlier else h for h in heads]
-    columns = StepColumns([(int(h["step"][0]), int(h["step"][-1])) for h in heads])
+    columns = StepColumns(list(map(_ends, heads)))
     most = min(WARMUP_MOST_STEPS, max(2, int(count * WARMUP_MOST_SHARE)))
     first = (columns.common if earlier else common)[:most]
     if not len(first) or not len(steps):
@@ -109,34 +125,6 @@ def _leading_slow(lead: Floats, after: Floats) -> int:
     if len(slow) >= PLATEAU_STEPS and np.median(late) > np.median(early) / 2:
         return 1  # nor are many that get no faster: a first epoch without a cache
     return last + 1
-
-
-def _ends(rows: Rows) -> Ends | None:
-    """The first and the last step, if there are any. A rank numbers its steps without gaps: rows with gaps
-    are damaged, and nothing can be compared."""
-    if not len(rows):
-        return None
-    steps = rows["step"]
-    first, last = int(steps[0]), int(steps[-1])
-    return (first, last) if last - first + 1 == len(rows) else None
-
-
-def _comparable(ranks: Ranks, ends: dict[int, Ends]) -> list[int]:
-    """Without ranks that stopped before the oldest steps that others still have rows of, or in their first
-    steps while most others continued: a rank that died early must not hide what the others show."""
-    least = max((first for rank, (first, _) in ends.items() if ranks[rank].earlier is not None), default=0)
-    if ends and np.median([last for _, last in ends.values()]) >= 2 * FEW_STEPS:
-        least = max(least, FEW_STEPS)
-    return [rank for rank, (_, last) in ends.items() if last >= least]
-
-
-def _steps_before(ranks: list[RankRecording], held: StepColumns) -> int:
-    """How many steps all ranks completed before the first step that every rank still has a row of: the
-    rank with the fewest steps decides."""
-    if not len(held.common) or all(r.earlier is None for r in ranks):
-        return 0
-    known = [int(r.earlier["steps"]) if r.earlier is not None else 0 for r in ranks]
-    return int((np.array(known) + held.common[0] - held.firsts).min())
 
 
 class StepColumns:

@@ -4,18 +4,19 @@ Who is the rival is decided by what the run asks for: if its own threads and wor
 it competes with itself, whoever else is there. Only one machine is looked at, that of the monitor.
 """
 
-from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from traceml.analyze.rules.rule import CRIT_SHARE, WARN_SHARE
+from traceml.analyze.rules.rule import CRIT_SHARE, MOST_SHARE, WARN_SHARE
 from traceml.schema import fmt
 from traceml.schema.recorded import RankRecording, RunFacts, RunRecording
+from traceml.schema.summary import Finding
 
-Rows: TypeAlias = NDArray[np.void]
 NOTABLE_CORES: Final = 0.25
 """Other work that keeps fewer cores busy than this is the ordinary noise of a machine."""
 ALL_CORES: Final = 0.9
@@ -23,6 +24,9 @@ ALL_CORES: Final = 0.9
 IDLE_CORES: Final = 0.75
 BUSY_SHARE: Final = 0.7
 """Threads that compute for a smaller share of the time do not lack company."""
+STRETCHED: Final = ("INPUT_BOUND", "WAIT_HEAVY", "COMPUTE_BOUND", "BALANCED")
+"""Diagnoses of where the time goes: a lack of cores stretches every phase, so it comes first in what to do.
+Those that compare steps or ranks subtract the delay themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,62 +64,38 @@ class CoreUse:
         return max(0.0, 1 - self.run_busy / self.processes - self.wait_share)
 
     @property
-    def competes_with_itself(self) -> bool:
-        """Its threads alone are more than the cores; or nobody else is there, and its workers are too many.
-        Workers mostly wait, so with other work on the machine they are not blamed."""
-        threads = self.processes * self.threads
-        alone = self.others_busy is not None and self.others_busy < NOTABLE_CORES
-        return 0 < self.cores < threads + (self.workers if alone else 0)
-
-    @property
-    def asked(self) -> str:
-        """`2 processes × 2 threads on 2 cores`."""
-        parts = [f"{_some(self.processes, 'process', 'processes')} × {_some(self.threads, 'thread')}"]
-        if self.workers:
-            parts.append(_some(self.workers, "loader worker"))
-        return f"{' and '.join(parts)} on {_some(self.cores, 'core')}"
-
-    @property
     def rival(self) -> str:
         """Who has the cores that the run lacks, and what to do about it; empty if nobody was seen."""
-        others = ""
+        cores, processes, workers, busy = self.cores, self.processes, self.workers, self.others_busy or 0.0
+        threads, others = processes * self.threads, ""
         if self.throttled_share >= WARN_SHARE:
             others = f"a CPU quota stops the run {fmt.share(self.throttled_share)} of the time"
-        elif self.others_busy is not None and self.others_busy >= NOTABLE_CORES and self._all_are_wanted:
-            others = f"other work keeps {self.others_busy:.1f} of {_some(self.cores, 'core')} busy"
-        if not self.competes_with_itself:
+        elif busy >= NOTABLE_CORES and threads + workers + busy >= ALL_CORES * cores:
+            # If they want fewer than about all cores, the host of a virtual machine takes them.
+            others = f"other work keeps {busy:.1f} of {_some(cores, 'core')} busy"
+        # Workers mostly wait, so with other work on the machine they are not blamed.
+        alone = self.others_busy is not None and busy < NOTABLE_CORES
+        if not 0 < cores < threads + (workers if alone else 0):
             # Threads that wait for each other at the end of each operation suffer most from a busy core.
-            few = max(1, int(self.cores - (self.others_busy or 0.0)) // self.processes)
-            fewer = self.on_cpu and self.threads > few
-            return others + (f" (until they are free, try OMP_NUM_THREADS={few})" if others and fewer else "")
-        return f"the run competes with itself, {self.asked}: {self._remedy}" + (others and f"; {others}")
-
-    @property
-    def _all_are_wanted(self) -> bool:
-        """Whether the run and others want about all cores; else the host of a virtual machine takes them."""
-        wanted = self.processes * self.threads + self.workers + (self.others_busy or 0.0)
-        return wanted >= ALL_CORES * self.cores
-
-    @property
-    def _remedy(self) -> str:
-        threads = max(1, self.cores // self.processes)  # no two threads of the run share a core
-        if threads < self.threads:
-            return f"try OMP_NUM_THREADS={threads} (or torch.set_num_threads({threads}))"
-        if self.workers:
-            return "try fewer loader workers"
-        return "try fewer processes, or more cores"
+            few = max(1, int(cores - busy) // processes)
+            fewer = others and self.on_cpu and self.threads > few
+            return others + (f" (until they are free, try OMP_NUM_THREADS={few})" if fewer else "")
+        few = max(1, cores // processes)  # no two threads of the run share a core
+        remedy = "try fewer loader workers" if workers else "try fewer processes, or more cores"
+        if few < self.threads:
+            remedy = f"try OMP_NUM_THREADS={few} (or torch.set_num_threads({few}))"
+        asked = f"{_some(processes, 'process', 'processes')} × {_some(self.threads, 'thread')}"
+        asked += f" and {_some(workers, 'loader worker')}" if workers else ""
+        itself = f"the run competes with itself, {asked} on {_some(cores, 'core')}: {remedy}"
+        return "; ".join(filter(None, (itself, others)))
 
     @property
     def more_threads(self) -> int | None:
         """Torch threads per process that idle cores would allow; None if there are none to speak of."""
-        free = self.free
-        wanted = self.processes * self.threads
-        if (
-            not self.on_cpu
-            or free is None
-            or free < IDLE_CORES
-            or (self.run_busy or 0.0) < BUSY_SHARE * wanted
-        ):
+        free, wanted = self.free, self.processes * self.threads
+        if not self.on_cpu or free is None or free < IDLE_CORES:
+            return None
+        if (self.run_busy or 0.0) < BUSY_SHARE * wanted:
             return None
         allowed = self.threads + int((free + 1 - IDLE_CORES) // self.processes)
         return allowed if allowed > self.threads else None
@@ -125,71 +105,142 @@ def _some(count: int, one: str, many: str = "") -> str:
     return f"{count} {one if count == 1 else many or one + 's'}"
 
 
+def trains_on_cpu(ranks: Iterable[RankRecording]) -> bool:
+    """Whether no rank has a device."""
+    return all(r.header.get("device", {}).get("type", "cpu") == "cpu" for r in ranks)
+
+
 def core_use(
     recording: RunRecording, facts: RunFacts, trained: Sequence[RankRecording], times: tuple[int, int] | None
 ) -> CoreUse:
     """How the cores of this machine were used between these times. `trained` are all processes that train,
     with a rank of their own or not."""
-    here = [r for r in trained if r.node == 0]
-    on_cpu = all(r.header.get("device", {}).get("type", "cpu") == "cpu" for r in trained)
-    if not here or times is None:
-        return CoreUse(on_cpu=on_cpu)
-    rows = _during(recording.gauges(0).process_rows, times)
-    processes = {r.pid: r for r in here}
-    busy, waited = (_means(rows, key, processes) for key in ("cpu_percent", "core_wait_percent"))
+    processes = {r.pid: r for r in trained if r.node == 0}
+    if not processes or times is None:
+        return CoreUse(on_cpu=trains_on_cpu(trained))
+
+    def during(rows: NDArray[np.void] | None, key: str) -> NDArray[np.void] | None:
+        """Samples between these times in which this gauge is known."""
+        if rows is None:
+            return None
+        found: NDArray[np.void] = rows[(rows["time_ns"] >= times[0]) & (rows["time_ns"] <= times[1])]
+        found = found[~np.isnan(found[key])]
+        return found if len(found) else None
+
+    def of_processes(key: str) -> dict[int, float]:
+        """The mean share of each process that has one."""
+        rows = during(recording.gauges(0).process_rows, key)
+        if rows is None:
+            return {}
+        pids, owner, counts = np.unique(rows["pid"], return_inverse=True, return_counts=True)
+        means = np.bincount(owner, weights=rows[key], minlength=len(pids)) / counts / 100
+        return {
+            pid: mean for pid, mean in zip(pids.tolist(), means.tolist(), strict=True) if pid in processes
+        }
+
+    def of_machine(key: str) -> float | None:
+        rows = during(recording.gauges(0).system_rows, key)
+        return None if rows is None else float(rows[key].mean()) / 100
+
+    busy, waited = of_processes("cpu_percent"), of_processes("core_wait_percent")
     run_busy = sum(busy.values()) if len(busy) == len(processes) else None
+    count, all_busy, others_busy = facts.environment.cpu_count, of_machine("cpu_percent"), None
+    # What other work used is unknown if the run may use only some of the machine's cores.
+    if all_busy is not None and run_busy is not None and count == facts.cores:
+        others_busy = max(0.0, all_busy * count - run_busy)
+    threads = [r.header.get("process", {}).get("threads") for r in processes.values()]
+    starts = ([e for e in r.events if e.kind == "epoch_start"] for r in processes.values())
     return CoreUse(
         cores=facts.cores,
         processes=len(processes),
-        threads=max(_threads(r) for r in processes.values()),
-        workers=sum(_workers(r) for r in processes.values()),
+        threads=max(n if isinstance(n, int) and n > 0 else 1 for n in threads),
+        workers=sum(max((e.workers or 0 for e in events), default=0) for events in starts),
         wait_share=max(waited.values(), default=0.0),
         run_busy=None if run_busy is None else min(run_busy, float(facts.cores)),
-        others_busy=_others_busy(recording, facts, times, run_busy),
-        throttled_share=_throttled(_during(recording.gauges(0).system_rows, times)),
-        on_cpu=on_cpu,
+        others_busy=others_busy,
+        throttled_share=of_machine("cpu_throttled_percent") or 0.0,
+        on_cpu=trains_on_cpu(trained),
         rank_waits={processes[pid].rank: share for pid, share in waited.items()},
     )
 
 
-def _others_busy(
-    recording: RunRecording, facts: RunFacts, times: tuple[int, int], run_busy: float | None
-) -> float | None:
-    """Cores that other work kept busy; unknown if the run may use only some of the machine's cores."""
-    count = facts.environment.cpu_count
-    rows = _during(recording.gauges(0).system_rows, times)
-    if rows is None or run_busy is None or count != facts.cores:
-        return None
-    return max(0.0, float(np.nanmean(rows["cpu_percent"])) / 100 * count - run_busy)
+# ---- what that means for a finding ---------------------------------------------------------------
 
 
-def _throttled(rows: Rows | None) -> float:
-    known = rows["cpu_throttled_percent"] if rows is not None else np.zeros(0)
-    known = known[~np.isnan(known)]
-    return float(known.mean()) / 100 if len(known) else 0.0
+def consider_cores(finding: Finding, use: CoreUse) -> Finding:
+    """The finding with what a lack of cores, or idle ones, mean for it."""
+    finding = _idle_model(finding, use)
+    if finding.kind in STRETCHED and use.is_short:
+        waited = f"The threads waited for a core {fmt.share(use.wait_share)} of the time."
+        return _cores_first(finding, use, waited, "Free CPU cores first")
+    if finding.kind.endswith("STRAGGLER") and finding.ranks:
+        return _starved_rank(finding, use)
+    return _idle_cores(finding, use)
 
 
-def _during(rows: Rows | None, times: tuple[int, int]) -> Rows | None:
-    if rows is None:
-        return None
-    found: Rows = rows[(rows["time_ns"] >= times[0]) & (rows["time_ns"] <= times[1])]
-    return found if len(found) else None
+def _cores_first(finding: Finding, use: CoreUse, why: str, action: str) -> Finding:
+    then = f"{finding.action[:1].lower()}{finding.action[1:]}"
+    unseen = "look for other jobs, a CPU quota, or a busy host of this machine"
+    return replace(
+        finding,
+        summary=f"{finding.summary} {why}",
+        action=f"{action}: {use.rival or unseen}. Then {then}",
+        evidence={**finding.evidence, **_facts(use), "promised": False},
+    )
 
 
-def _means(rows: Rows | None, key: str, pids: Container[int]) -> dict[int, float]:
-    """The mean of a percentage for each of these processes, as a share; without those that have none."""
-    if rows is None:
-        return {}
-    known = rows[~np.isnan(rows[key])]
-    found, owner, counts = np.unique(known["pid"], return_inverse=True, return_counts=True)
-    means = np.bincount(owner, weights=known[key], minlength=len(found)) / counts / 100
-    return {pid: mean for pid, mean in zip(found.tolist(), means.tolist(), strict=True) if pid in pids}
+def _starved_rank(finding: Finding, use: CoreUse) -> Finding:
+    """A rank that is slower than the others may only have had fewer cores than they, if that explains most of
+    its excess. One that has more work also waits for cores more often."""
+    waits = {} if finding.evidence.get("uneven_work") else use.rank_waits
+    mine = [waits[rank] for rank in finding.ranks if rank in waits]
+    others = [share for rank, share in waits.items() if rank not in finding.ranks]
+    excess = finding.evidence.get("share")
+    least = max(WARN_SHARE, MOST_SHARE * excess if isinstance(excess, float) else 0.0)
+    if not mine or not others or min(mine) - median(others) < least:
+        return finding
+    who = ", ".join(f"r{rank}" for rank in finding.ranks)
+    why = (
+        f"The threads of {who} waited for a core {fmt.share(min(mine))} of the time, those of the other "
+        f"ranks {fmt.share(median(others))}."
+    )
+    return _cores_first(finding, use, why, f"Free CPU cores for {who} first")
 
 
-def _threads(recorded: RankRecording) -> int:
-    found = recorded.header.get("process", {}).get("threads")
-    return found if isinstance(found, int) and found > 0 else 1
+def _idle_model(finding: Finding, use: CoreUse) -> Finding:
+    """A model on the CPU that computes keeps a core busy. If its process is idle, something in it waits."""
+    share = finding.evidence.get("share")
+    if finding.kind != "COMPUTE_BOUND" or not use.on_cpu or not isinstance(share, float):
+        return finding
+    idle = use.idle_share - (1 - share)  # the rest of the step may all be idle
+    if idle < CRIT_SHARE:
+        return finding
+    return replace(
+        finding,
+        summary=f"{finding.summary} But {fmt.share(idle)} of the time its process only waited.",
+        action="Look for sleeps, locks and reads inside the model, its hooks or the optimizer, which are no "
+        f"computation. {finding.action}",
+        evidence={**finding.evidence, "idle_share": idle},
+    )
 
 
-def _workers(recorded: RankRecording) -> int:
-    return max((e.workers or 0 for e in recorded.events if e.kind == "epoch_start"), default=0)
+def _idle_cores(finding: Finding, use: CoreUse) -> Finding:
+    more, free = use.more_threads, use.free
+    if finding.kind != "COMPUTE_BOUND" or more is None or free is None:
+        return finding
+    idle = (
+        f"Try more torch threads first: OMP_NUM_THREADS={more} (torchrun sets 1 unless you set it). Each "
+        f"process computes with {use.threads}, and {free:.1f} of {use.cores} cores are idle."
+    )
+    return replace(finding, action=f"{idle} {finding.action}", evidence={**finding.evidence, **_facts(use)})
+
+
+def _facts(use: CoreUse) -> dict[str, int | float | None]:
+    return {
+        "core_wait_share": use.wait_share,
+        "cores": use.cores,
+        "processes": use.processes,
+        "threads": use.threads,
+        "others_busy_cores": use.others_busy,
+        "run_busy_cores": use.run_busy,
+    }

@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any, Final
 
-from traceml.analyze.resource_views import GaugeView, MemoryView
-from traceml.analyze.rules import change, memory, ranks, single, system, time
-from traceml.analyze.rules.input_advice import consider_epoch_starts
-from traceml.analyze.rules.lack_of_cores import consider_cores
+from traceml.analyze.cores import consider_cores
+from traceml.analyze.rules import change, memory, ranks, system, time
+from traceml.analyze.rules.memory import MemoryView
 from traceml.analyze.rules.rule import WARN_SHARE, Rule, View, informational, ordered
+from traceml.analyze.rules.system import GaugeView
+from traceml.analyze.rules.time import consider_epoch_starts
 from traceml.analyze.views import FEWEST_STEPS, RankView, TimeView
 from traceml.analyze.window import H2D, LABELS, OPTIMIZER, SYNC, Window
 from traceml.schema import fmt
@@ -24,7 +25,7 @@ ALIKE: Final = 0.98
 def all_rules() -> dict[str, tuple[Rule[Any], ...]]:
     """Every diagnosis by section, in the order of the documentation."""
     return {
-        "step_time": (*time.RULES, *ranks.RULES, *change.RULES, *single.RULES),
+        "step_time": (*time.RULES, *ranks.RULES, *change.RULES, *change.SINGLE_RULES),
         "step_memory": memory.RULES,
         "system": system.SYSTEM_RULES,
         "process": system.PROCESS_RULES,
@@ -70,18 +71,13 @@ class _Verdicts:
         remarks, self._found = self._found, []
         for rule, view in self._last_resorts:
             self._apply(rule, view)
+        first = ordered(self._found) or [default]
         if self.missing:
-            return [self._incomplete(), *ordered(remarks)]
-        return [*(ordered(self._found) or [default]), *ordered(remarks)]
-
-    def _incomplete(self) -> Finding:
-        names = ", ".join(LABELS.get(k, k) for k in self.missing)
-        return informational(
-            "INCOMPLETE_DATA",
-            f"Nothing stands out, but not everything was recorded: {names}.",
-            "See the notes for the reason; traceml.trace_step(model) around the step helps.",
-            missing=self.missing,
-        )
+            names = ", ".join(LABELS.get(k, k) for k in self.missing)
+            why = f"Nothing stands out, but not everything was recorded: {names}."
+            action = "See the notes for the reason; traceml.trace_step(model) around the step helps."
+            first = [informational("INCOMPLETE_DATA", why, action, missing=self.missing)]
+        return [*first, *ordered(remarks)]
 
 
 def diagnose_time(window: Window) -> list[Finding]:
@@ -90,7 +86,8 @@ def diagnose_time(window: Window) -> list[Finding]:
     if too_little is not None:
         return [too_little]
     view = TimeView(window)
-    calm, of_all = view.calm, view.calm_share
+    calm = view.calm
+    of_all = float(calm.window.net_step_ns.sum() / window.net_step_ns.sum())
     # An update by hand that was not seen is a part of the wait; if that is short, it changes no verdict.
     short_wait = window.steps_inferred and calm.window.median_share(calm.net_wait) < WARN_SHARE
     verdicts = _Verdicts(
@@ -105,14 +102,10 @@ def diagnose_time(window: Window) -> list[Finding]:
     elif window.measured(SYNC) and calm.window.median_share(calm.window.of(SYNC)) >= WARN_SHARE:
         verdicts.missing.append("the other ranks, which this one waits for")
     verdicts.apply(change.RULES, calm, of_all)
-    verdicts.apply(single.RULES, view)
-    step_ms = calm.step_ms
-    balanced = informational(
-        "BALANCED",
-        f"No single bottleneck dominates a step of {fmt.ms(step_ms)}.",
-        "Optimize further only if the throughput is too low; compare runs to see what changed.",
-        step_ms=step_ms,
-    )
+    verdicts.apply(change.SINGLE_RULES, view)
+    why = f"No single bottleneck dominates a step of {fmt.ms(calm.step_ms)}."
+    action = "Optimize further only if the throughput is too low; compare runs to see what changed."
+    balanced = informational("BALANCED", why, action, step_ms=calm.step_ms)
     found = (consider_epoch_starts(finding, calm) for finding in verdicts.findings(balanced))
     return [consider_cores(finding, window.core_use) for finding in found]
 
@@ -178,12 +171,12 @@ def choose_primary(
         is_calm = "slowest_step_ms" not in finding.evidence and slowest < ALIKE * (step_ms or slowest)
         which = "mean step without outliers" if is_calm else "mean step"
         how = f"{which} {fmt.ms(slowest)}, {fmt.ms(slowest - cost)} without these {fmt.ms(cost)}"
+    is_bound = finding.evidence.get("promised") is not True if speedup is not None else None
     values = {f.name: getattr(finding, f.name) for f in fields(Finding)}
-    promised = finding.evidence.get("promised") is True
     return Primary(
         **values,
         section=section,
         potential_speedup=speedup,
         potential_how=how,
-        potential_is_bound=not promised if speedup is not None else None,
+        potential_is_bound=is_bound,
     )

@@ -1,12 +1,17 @@
-"""How a failed run ended: which rank ended first, where it was, and what was raised."""
+"""How a run ended: which rank ended first, and where; or what was seen of a run without a step to judge."""
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
+import numpy as np
+
+from traceml.analyze.recordings import listed
 from traceml.schema import catalog as c
-from traceml.schema.recorded import RankRecording, RecordedEvent
-from traceml.schema.summary import EndedFirst
+from traceml.schema.modes import WATCH_ONLY
+from traceml.schema.recorded import RankRecording, RecordedEvent, RunFacts, RunRecording
+from traceml.schema.summary import EndedFirst, Section
 
 TOGETHER_NS: Final = 500_000_000
 SAME_MOMENT_NS: Final = 20_000_000
@@ -14,20 +19,13 @@ SAME_MOMENT_NS: Final = 20_000_000
 WAITING_FOR_OTHERS: Final = c.PHASES[c.SYNC].key
 EXCHANGES: Final = (c.PHASES[c.BACKWARD].key, c.PHASES[c.SYNC].key)
 OF_PEERS: Final = (
-    *(
-        "gloo",
-        "nccl",
-        "tcpstore",
-        "process group",
-        "processgroup",
-        "monitoredbarrier",
-        "collective operation",
-    ),
-    *("closed by peer", "reset by peer", "remote peer", "peer closed"),
+    *("gloo", "nccl", "tcpstore", "process group", "processgroup", "monitoredbarrier"),
+    *("collective operation", "closed by peer", "reset by peer", "remote peer", "peer closed"),
 )
 """Only torch.distributed says these: another rank is gone or late, wherever the error surfaced."""
 OF_CONNECTIONS: Final = (
-    *(*OF_PEERS, "connect", "peer", "socket", "broken pipe", "timeout", "timed out", "aborted"),
+    *OF_PEERS,
+    *("connect", "peer", "socket", "broken pipe", "timeout", "timed out", "aborted"),
 )
 BY_LAUNCHER: Final = "SIGTERM"
 MOST_NAMED: Final = 4
@@ -36,6 +34,9 @@ MAY_BE_ECHOES: Final = (None, BY_LAUNCHER, "SIGABRT")  # NCCL aborts a rank whos
 LEARNING: Final = 3
 """In its first steps a rank does not know yet which of its gradients is the last."""
 SOURCE_LINE: Final = re.compile(r"\[[\w./-]+:\d+\] ")
+OF_LAUNCHERS: Final = ("ChildFailedError", "CalledProcessError", "SignalException")
+"""Raised by a process that only started another one: that one knows why."""
+TRACEBACK: Final = "Traceback (most recent call last)"
 
 Events = Sequence[RecordedEvent]
 Ranks = dict[int, RankRecording]
@@ -80,8 +81,11 @@ def ended_first(ranks: Ranks, noticed: Events, absent: Sequence[int] = ()) -> En
     phase = raised_in or first.failed_in or first.phase
     if phase == WAITING_FOR_OTHERS and (first.step or 0) < LEARNING:
         phase = " or ".join(EXCHANGES)
-    at_once = not errors and _at_one_moment(killed or by_itself)
     line = own[first.rank].raised_at if first.rank in own else None
+    # Several that were found gone at the same moment without an error: which was first is unknown.
+    gone = killed or by_itself
+    at_once = not errors and len(gone) > 1 and when(gone[-1]) - when(gone[0]) < SAME_MOMENT_NS
+    at_once = at_once and not any(e.closed for e in gone)
     return EndedFirst(first.rank, first.step, phase, at_once, first.signal, line)
 
 
@@ -108,12 +112,6 @@ def _was_waited_for(end: RecordedEvent, ranks: Ranks) -> bool:
     return bool(gave_up) and end.exact and end.time_ns - min(gave_up) > patience_ns
 
 
-def _at_one_moment(ended: Events) -> bool:
-    """Whether several ranks were found gone at the same moment without an error: the first is unknown."""
-    span_ns = when(ended[-1]) - when(ended[0])
-    return len(ended) > 1 and span_ns < SAME_MOMENT_NS and not any(e.closed for e in ended)
-
-
 def ended_well(ranks: Ranks, noticed: Events) -> bool:
     """Whether every process ended without an exception, as far as is known."""
     return first_error(ranks) is None and all(e.closed for e in _ends(ranks, noticed))
@@ -124,14 +122,17 @@ def describe(ranks: Ranks, noticed: Events, absent: Sequence[int] = ()) -> str |
     error, ends = first_error(ranks), _ends(ranks, noticed)
     first = ended_first(ranks, noticed, absent)
     if first is None and absent and (error is not None or ends):
-        text = f"{_some(absent)} left no recording and may have ended first, before any backward pass"
+        text = f"{_names(absent)} left no recording and may have ended first, before any backward pass"
     elif error is not None and (first is None or len(ranks) == 1):
-        unknown = f"no rank is known to have ended first; r{error[0]}: "
-        return error[1] + _raised_where(error[2]) if len(ranks) == 1 else unknown + error[1]
+        if len(ranks) > 1:
+            return f"no rank is known to have ended first; r{error[0]}: {error[1]}"
+        raised = error[2]
+        where = "" if raised.step is None else _place(raised.step - 1, raised.during, raised.raised_at)
+        return ", ".join(filter(None, (error[1], where)))
     elif first is None:
         return None
     else:
-        text = _how_first(first, ranks, ends)
+        text = _how(first, ranks, ends)
     if error is not None:
         text += f"; r{error[0]}: {error[1]}"
     kills = max((e.oom_kills or 0 for e in ends), default=0)
@@ -140,41 +141,23 @@ def describe(ranks: Ranks, noticed: Events, absent: Sequence[int] = ()) -> str |
     return text
 
 
-def _how_first(first: EndedFirst, ranks: Ranks, ends: Events) -> str:
-    end = next(e for e in ends if e.rank == first.rank)
-    if not _was_waited_for(end, ranks):
-        return _how(end, first, ranks)
-    silent = [e for e in ends if _is_abrupt(e, ranks) and e.failed_in not in EXCHANGES]
-    late = {e.rank for e in silent if _was_waited_for(e, ranks) and e.phase != WAITING_FOR_OTHERS}
-    awaited = sorted({first.rank, *late})
-    which = f"r{first.rank} was " if len(awaited) > 1 else ""
-    return f"other ranks gave up waiting for {_some(awaited)} ({which}{_where(first)})"
-
-
-def _some(ranks: Sequence[int]) -> str:
-    more = f" and {len(ranks) - MOST_NAMED} more" if len(ranks) > MOST_NAMED else ""
-    return ", ".join(f"r{rank}" for rank in ranks[:MOST_NAMED]) + more
-
-
-def _where(first: EndedFirst) -> str:
-    return _place(first.step, first.phase, first.raised_at)
+def _names(ranks: Sequence[int]) -> str:
+    return listed([f"r{rank}" for rank in ranks], MOST_NAMED)
 
 
 def _place(step: int | None, phase: str | None, line: str | None) -> str:
-    known = (
-        f"after step {step}" if step else "in its first step",
-        phase and f"in {phase}",
-        line and f"at {line}",
-    )
-    return ", ".join(part for part in known if part)
+    since = f"after step {step}" if step else "in its first step"
+    return ", ".join(filter(None, (since, phase and f"in {phase}", line and f"at {line}")))
 
 
-def _raised_where(event: RecordedEvent) -> str:
-    return "" if event.step is None else f", {_place(event.step - 1, event.during, event.raised_at)}"
-
-
-def _how(end: RecordedEvent, first: EndedFirst, ranks: Ranks) -> str:
-    where, several = _where(first), len(ranks) > 1
+def _how(first: EndedFirst, ranks: Ranks, ends: Events) -> str:
+    end = next(e for e in ends if e.rank == first.rank)
+    where, several = _place(first.step, first.phase, first.raised_at), len(ranks) > 1
+    if _was_waited_for(end, ranks):
+        silent = [e for e in ends if _is_abrupt(e, ranks) and e.failed_in not in EXCHANGES]
+        late = {e.rank for e in silent if _was_waited_for(e, ranks) and e.phase != WAITING_FOR_OTHERS}
+        which = f"r{first.rank} was " if late - {first.rank} else ""
+        return f"other ranks gave up waiting for {_names(sorted({first.rank, *late}))} ({which}{where})"
     if first.together and first.signal == BY_LAUNCHER:
         return f"the launcher, or somebody else, ended the ranks with {BY_LAUNCHER} (r{first.rank} {where})"
     if first.together:
@@ -233,3 +216,120 @@ def _ends(ranks: Ranks, noticed: Events) -> list[RecordedEvent]:
 def when(event: RecordedEvent) -> int:
     """On the wall clock, because monitors of several machines may have seen it."""
     return event.wall_ns or event.time_ns
+
+
+# ---- runs without a step to judge ----------------------------------------------------------------
+
+
+def early_failure(recording: RunRecording) -> RecordedEvent | None:
+    """The exception that ended the command before its process had a recording.
+
+    Among ranks the first one, because the others may fail only since it is gone. Else the last one: a helper
+    that fails before does not end the command.
+    """
+    recorded = {r.pid for r in recording.ranks}
+    errors = [e for e in recording.early_events if e.kind == "error" and e.pid not in recorded]
+    errors.sort(key=lambda e: e.wall_ns)
+    own = [e for e in errors if not is_of_launcher(e)]
+    of_ranks = [e for e in own if e.rank >= 0]
+    return next(iter(of_ranks or own[::-1] or errors[::-1]), None)
+
+
+def is_of_launcher(error: RecordedEvent) -> bool:
+    """Whether a process failed only because one that it started did."""
+    return any(name in _line(error).partition(":")[0] for name in OF_LAUNCHERS)
+
+
+def described(error: RecordedEvent) -> str:
+    """`r1: ValueError: ...`."""
+    return (f"r{error.rank}: " if error.rank >= 0 else "") + _line(error)
+
+
+def _line(error: RecordedEvent) -> str:
+    """Its message in one line; of a message that holds another process's traceback, the last one."""
+    lines = str(error.message).strip().splitlines() or [""]
+    return (lines[-1] if any(TRACEBACK in line for line in lines) else " ".join(lines)).strip()[:500]
+
+
+def explain(section: Section, recording: RunRecording, ranks: Ranks, facts: RunFacts) -> Section:
+    """The step-time section; if it has no data, with what was seen and what to do."""
+    seen, action = _WATCHED
+    if facts.mode != WATCH_ONLY:
+        if section.diagnosis.kind != "NO_DATA" or facts.status == "running":
+            return section
+        seen, action = _what_was_seen(recording, ranks, facts)
+    if not seen:
+        return section
+    finding = replace(section.diagnosis, summary=seen, action=action)
+    return replace(section, diagnosis=finding, issues=[finding])
+
+
+def _what_was_seen(recording: RunRecording, ranks: Ranks, facts: RunFacts) -> tuple[str, str]:
+    """What is said and what to do; empty if there is nothing to add."""
+    failed = next((e for e in recording.early_events if e.kind == "capture_failed"), None)
+    if failed is not None and not ranks:
+        return f"Nothing was recorded, because {failed.message}.", _REPORT_IT
+    if recording.problems and not ranks:
+        return f"What was recorded cannot be read. {recording.problems[0]}", _READ_IT
+    inferred = {rank: _inferred(r) for rank, r in ranks.items()}
+    passes = max(inferred.values(), default=0)
+    seen, action = "A backward pass began, but no training step was completed.", _GO_ON
+    if not ranks:
+        seen, action = next((said for sign, said in _SEEN.items() if sign in recording.seen), _NO_PYTHON)
+    elif passes:
+        many = f"{passes} backward passes" if passes > 1 else "One backward pass"
+        seen = f"{many} began, but no optimizer of torch.optim stepped; at least two steps are needed."
+    elif any(len(r.rows) for r in ranks.values()):
+        seen, action = "", ""
+    if facts.status != "failed" or not (ranks or recording.seen):
+        return seen, action
+    which = "second" if any(len(r.rows) > inferred[rank] for rank, r in ranks.items()) else "first"
+    errors = [early_failure(recording), *(e for r in ranks.values() for e in r.events)]
+    is_known = any(e is not None and e.kind == "error" and not is_echo(e) for e in errors)
+    seen = f"The command failed before its {which} training step was completed. {seen}".strip()
+    return seen, _FIX_IT if is_known else _FIND_IT
+
+
+def _inferred(recorded: RankRecording) -> int:
+    """Steps without an optimizer: a backward pass began, and may have failed."""
+    return int(np.sum(recorded.rows["flags"] & c.FLAG_STEP_INFERRED > 0))
+
+
+_WATCHED: Final = (
+    "`traceml watch` samples the machine and the command; it records no steps.",
+    "Use `traceml run` to find out where the time of each step goes.",
+)
+_REPORT_IT: Final = "Report this to the authors of TraceML, with the versions of Python and torch."
+_READ_IT: Final = "Find out what changed the files of the run while it was recorded."
+_FIX_IT: Final = "Fix the error; its traceback is above this summary."
+_FIND_IT: Final = (
+    "Look at the command's own output above: a process was killed (lack of memory, a signal), crashed in "
+    "native code, or exited with an error code."
+)
+_GO_ON: Final = "Let the run complete a few steps."
+_SEEN: Final = {
+    "loader": (
+        "torch was imported and a data loader was read, but no backward pass or optimizer step ran, so "
+        "nothing was recorded.",
+        "Check that the training loop runs: only evaluation, an early exit, or gradients that are off.",
+    ),
+    "torch": (
+        "torch was imported, but no backward pass or optimizer step ran, so nothing was recorded.",
+        "Check that the command trains: its training may run in a process that Python did not start. If "
+        "it needs no backward pass, mark its steps with traceml.trace_step(model).",
+    ),
+    "old-python": (
+        "The command's Python is older than 3.10, so nothing was recorded.",
+        "Run it with Python 3.10 or newer.",
+    ),
+    "python": (
+        "Python ran, but torch was never imported, so nothing was recorded.",
+        "Check the command: TraceML records PyTorch trainings in the processes that it starts.",
+    ),
+}
+"""How far the command came, the furthest first: what is said, and what to do."""
+_NO_PYTHON: Final = (
+    "No Python process started under TraceML: the command does not run Python, or its Python ignores the "
+    "environment (-I, -E, -S). Nothing was recorded.",
+    "Run the training's Python without these flags, or call traceml.init() in the script.",
+)

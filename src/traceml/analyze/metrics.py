@@ -1,19 +1,31 @@
-"""Numbers of the summary: each rank's mean, then the average, median rank, worst rank and spread."""
+"""Numbers of the summary: each rank's mean, then the average, median rank, worst rank and spread; and what
+charts are drawn from."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from traceml.analyze.window import WAIT, Floats, Window, median_low
+from traceml.analyze.rules.memory import MemoryView
+from traceml.analyze.window import Floats, Window, median_low
 from traceml.schema import catalog as c
-from traceml.schema.summary import Blocks, Column, Finding, MetricStat, RankValue
+from traceml.schema.summary import Blocks, Column, Finding, Heatmap, MetricStat, RankValue
 
 MOST_FOR_SPREAD: Final = 100_000
 """Percentiles of more values than this are taken over an even selection of them."""
+MOST_POINTS: Final = 300
+MOST_BLOCKS: Final = 40
+FEWEST_BLOCKS: Final = 20
+MOST_ROWS: Final = 256
+MOST_LIVE_ROWS: Final = 128
+FEWEST_BINS: Final = 60
+MOST_BINS: Final = 120
+MANY_CELLS: Final = 4_000
+"""With more cells than this, the bins are as few as allowed: the summary must stay small."""
 
 
 def number(value: float) -> float | None:
@@ -36,7 +48,7 @@ class Table:
 
     def peaks(self) -> dict[str, Floats]:
         """Each member's maximum of each metric."""
-        return {key: row_peaks(array) * scale for key, (array, scale) in self._values.items()}
+        return {key: np.fmax.reduce(a, axis=1) * scale for key, (a, scale) in self._values.items()}
 
     def stats(self, smaller_is_worse: tuple[str, ...] = ()) -> dict[str, MetricStat]:
         """Each metric's statistics."""
@@ -107,12 +119,6 @@ def row_means(values: Floats) -> Floats:
     return means
 
 
-def row_peaks(values: Floats) -> Floats:
-    """Each rank's maximum; NaN for a rank that has no values."""
-    peaks: Floats = np.fmax.reduce(values, axis=1)
-    return peaks
-
-
 def spread(values: Floats) -> tuple[float, float]:
     """The 5th and the 95th percentile over all ranks and steps."""
     every = values.size // MOST_FOR_SPREAD + 1
@@ -127,17 +133,13 @@ def spread(values: Floats) -> tuple[float, float]:
 
 
 def step_time_table(window: Window) -> Table:
-    """Every step-time metric of every rank in the window."""
-    users = [f"{k}_ms" for k in window.user_keys]
-    values = {f"{key}_ms": (window.plane(key), 1e-6) for key in window.keys}
-    values["step_ms"] = (window.step_ns, 1e-6)
-    values["compute_ms"] = (window.compute.values, 1e-6)
-    values["gc_ms"] = (window.gc_ns, 1e-6)
-    values["samples_per_s"] = (_rate(window.samples, window.step_ns), 1e9)
-    values["tokens_per_s"] = (_rate(window.tokens, window.step_ns), 1e9)
-    order = [m.key for m in c.STEP_TIME_METRICS]
-    wait_at = order.index(f"{WAIT}_ms")
-    return Table(window.ranks, {k: values[k] for k in (*order[:wait_at], *users, *order[wait_at:])})
+    """Every step-time metric of every rank in the window; user phases come before wait."""
+    times = {"step": window.step_ns, **{key: window.plane(key) for key in window.keys}}
+    times |= {"compute": window.compute.values, "gc": window.gc_ns}
+    rates = {"samples": window.samples, "tokens": window.tokens}
+    values = {f"{key}_ms": (plane, 1e-6) for key, plane in times.items()}
+    values |= {f"{key}_per_s": (_rate(amount, window.step_ns), 1e9) for key, amount in rates.items()}
+    return Table(window.ranks, values)
 
 
 def _rate(amount: Floats, step_ns: Floats) -> Floats:
@@ -150,32 +152,29 @@ def _rate(amount: Floats, step_ns: Floats) -> Floats:
 
 
 def step_time_metrics(table: Table) -> dict[str, MetricStat]:
-    """`step_time.metrics`."""
+    """`step_time.metrics`, with the median rank's share of step time; of rates, with the total of all ranks,
+    which is known only if each rank's is."""
     rates = tuple(key for key in table.means if key.endswith("_per_s"))
-    found = table.stats(smaller_is_worse=rates)
-    return {
-        k: replace(s, total=_total(table, k)) if k in rates else replace(s, share=_share(table, k))
-        for k, s in found.items()
-    }
+    found = {}
+    for key, stats in table.stats(smaller_is_worse=rates).items():
+        means = table.means[key]
+        shares = means / table.means["step_ms"]
+        is_known = len(means) > 0 and not np.isnan(shares).any()
+        if key in rates:
+            found[key] = replace(stats, total=number(float(means.sum())) if len(means) else None)
+        else:
+            found[key] = replace(stats, share=median_low(shares) if is_known else None)
+    return found
 
 
-def _total(table: Table, key: str) -> float | None:
-    """The rate of all ranks together; None unless it is known for each."""
-    means = table.means[key]
-    return number(float(means.sum())) if len(means) else None
+# ---- for charts ----------------------------------------------------------------------------------
 
 
-def _share(table: Table, key: str) -> float | None:
-    """The median rank's share of step time."""
-    shares = table.means[key] / table.means["step_ms"]
-    return median_low(shares) if len(shares) and not np.isnan(shares).any() else None
-
-
-def blocks(window: Window, most: int = 40, least: int = 20) -> Blocks:
+def blocks(window: Window) -> Blocks:
     """Means of step and phases over consecutive blocks, for statistics on autocorrelated steps."""
     if window.count == 0:
         return Blocks()
-    pieces = min(most, max(window.count // 5, min(window.count, least)))
+    pieces = min(MOST_BLOCKS, max(window.count // 5, min(window.count, FEWEST_BLOCKS)))
     cuts = np.linspace(0, window.count, pieces + 1).astype(int)
     return Blocks(
         steps_per_block=int(cuts[1] - cuts[0]),
@@ -184,11 +183,11 @@ def blocks(window: Window, most: int = 40, least: int = 20) -> Blocks:
     )
 
 
-def step_series(window: Window, most: int = 300) -> dict[str, Column]:
+def step_series(window: Window) -> dict[str, Column]:
     """Step and phase times for charts: means over buckets of steps, and the slowest step of each bucket."""
     if window.count == 0:
         return {"steps": []}
-    cuts = np.linspace(0, window.count, min(most, window.count) + 1).astype(int)
+    cuts = np.linspace(0, window.count, min(MOST_POINTS, window.count) + 1).astype(int)
     series: dict[str, Column] = {"steps": window.steps[cuts[:-1]].tolist()}
     for key, values in window.typical_ms.items():
         series[key] = [*numbers(np.round(_means(values, cuts), 4))]
@@ -201,3 +200,60 @@ def _means(values: Floats, cuts: NDArray[np.int64]) -> Floats:
     """Means of the pieces between the cuts, none of which is empty."""
     means: Floats = np.add.reduceat(values, cuts[:-1]) / np.diff(cuts)
     return means
+
+
+def memory_series(view: MemoryView | None) -> dict[str, Column]:
+    """Peak memory for charts, at evenly spread steps."""
+    if view is None:
+        return {"steps": []}
+    at = _evenly_spread(len(view.steps))
+    return {
+        "steps": view.steps[at].tolist(),
+        "worst_bytes": view.peak.max(axis=0)[at].tolist(),
+        "median_bytes": view.typical_peak[at].tolist(),
+    }
+
+
+def _evenly_spread(count: int) -> NDArray[np.int64]:
+    return np.unique(np.linspace(0, count - 1, min(MOST_POINTS, count)).astype(int))
+
+
+def gauge_series(
+    rows: NDArray[np.void] | None, begin_ns: int | None, metrics: tuple[c.Metric, ...]
+) -> dict[str, Column]:
+    """Gauges for charts, at evenly spread times, in seconds since the run began. Of several processes at the
+    same time, the highest value."""
+    if rows is None or not len(rows):
+        return {"seconds": []}
+    rows = rows[np.argsort(rows["time_ns"], kind="stable")]
+    times, first = np.unique(rows["time_ns"], return_index=True)
+    at = _evenly_spread(len(times))
+    origin = begin_ns if begin_ns is not None else int(times[0])
+    series: dict[str, Column] = {"seconds": [round((int(t) - origin) / 1e9, 2) for t in times[at]]}
+    for metric in metrics:
+        if not np.isnan(rows[metric.key]).all():
+            highest = np.fmax.reduceat(rows[metric.key], first)
+            series[metric.key] = [number(float(v)) for v in highest[at]]
+    return series
+
+
+def heatmap(window: Window, final: bool) -> Heatmap:
+    """Own work of each rank over the window. Of ranks that wait for each other all steps take the same time,
+    so step time itself would not show the slow one."""
+    if not window.count:
+        return Heatmap()
+    count, most = len(window.ranks), MOST_ROWS if final else MOST_LIVE_ROWS
+    rows = np.linspace(0, count, min(most, count) + 1).astype(int)
+    fitting = min(max(MANY_CELLS // (len(rows) - 1), FEWEST_BINS), MOST_BINS)
+    bins = np.linspace(0, window.count, min(fitting, window.count) + 1).astype(int)
+    means = np.add.reduceat(window.own_work.values, bins[:-1], axis=1) / np.diff(bins) / 1e6
+    # A picture shows no more than three digits of the smallest value.
+    decimals = max(0, 2 - int(np.floor(np.log10(max(float(means.min()), 1e-3)))))
+    overall = window.own_work.values.mean(axis=1)
+    worst = [first + int(np.argmax(overall[first:end])) for first, end in pairwise(rows)]
+    return Heatmap(
+        first_ranks=[window.ranks[at] for at in rows[:-1]],
+        worst_ranks=[window.ranks[at] for at in worst],
+        steps=window.steps[bins[:-1]].tolist(),
+        own_ms=np.round(np.maximum.reduceat(means, rows[:-1], axis=0), decimals).tolist(),
+    )

@@ -101,7 +101,9 @@ def _find_ramp(values: Floats) -> Ramp | None:
     places = np.arange(count)
     first, last = (places[i] for i in np.triu_indices(count, max(1, round(RAMP_LEAST_SHARE * count))))
     shapes = np.clip((places - first[:, None]) / (last - first)[:, None], 0.0, 1.0)
-    off = _from_line(shapes, blocks)
+    centred = shapes - shapes.mean(axis=1, keepdims=True)
+    rises = centred @ blocks / (centred**2).sum(axis=1)
+    off = blocks - blocks.mean() - rises[:, None] * centred  # from the best line of each shape
     best = int(np.argmin(_without_bursts(off**2)))
     kept = np.sort(np.argsort(np.abs(off[best]))[: _kept(count)])
     shape = shapes[best, kept] - shapes[best, kept].mean()
@@ -118,14 +120,6 @@ def _find_ramp(values: Floats) -> Ramp | None:
     if not is_one or start <= 0 or rise < SHIFT_SHARE * start or jumped > MOST_JUMPED * rise:
         return None
     return Ramp(int(first[best]) * width, int(last[best] + 1) * width - 1, start, start + rise)
-
-
-def _from_line(shapes: Floats, blocks: Floats) -> Floats:
-    """How far the blocks are from the best line of each shape."""
-    centred = shapes - shapes.mean(axis=1, keepdims=True)
-    rises = centred @ blocks / (centred**2).sum(axis=1)
-    found: Floats = blocks - blocks.mean() - rises[:, None] * centred
-    return found
 
 
 def _kept(count: int) -> int:
@@ -153,20 +147,16 @@ def _best_split(blocks: Floats, side: int) -> int:
 
 def slow_steps(values: Floats) -> NDArray[np.int64]:
     """Indices of steps that took 1.5 times the median step; none if they are too few or no minority. If many
-    steps are that slow, as on a busy machine, those that are slower by far, or regular."""
+    steps are that slow, as on a busy machine, those of the size that causes most of the loss, if hardly any
+    other step comes near them, or they are regular."""
     slow = np.flatnonzero(values > SLOW_FACTOR * np.median(values)) if len(values) else np.zeros(0, np.int64)
     if len(slow) > RARE_SHARE * len(values):
-        slow = _dominant_ones(values, slow)
+        excess = values - np.median(values)
+        slow = dominant_slow_steps(slow, excess[slow])
+        others = np.delete(excess, slow)
+        is_apart = len(others) and excess[slow].min() >= FAR_FACTOR * np.percentile(others, 95)
+        slow = slow if is_apart or find_period(slow) is not None else slow[:0]
     return slow if FEWEST_SLOW <= len(slow) <= RARE_SHARE * len(values) else slow[:0]
-
-
-def _dominant_ones(values: Floats, slow: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The slow steps of the dominant size, if hardly any other step comes near them, or they are regular."""
-    excess = values - np.median(values)
-    found = dominant_slow_steps(slow, excess[slow])
-    others = np.delete(excess, found)
-    is_apart = len(others) and excess[found].min() >= FAR_FACTOR * np.percentile(others, 95)
-    return found if is_apart or find_period(found) is not None else found[:0]
 
 
 def dominant_slow_steps(slow: NDArray[np.int64], excess: Floats) -> NDArray[np.int64]:

@@ -1,35 +1,69 @@
-"""What ran and how it ended: how the run's time adds up, its notes, its events."""
+"""What ran and how it ended: how the run's seconds add up on its first rank, its trainings, its events."""
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import replace
+from operator import attrgetter
 from typing import Final
 
-from traceml.analyze import endings, totals
-from traceml.analyze.accounting import accounting_of, parts_of
-from traceml.analyze.attempts import Attempts
-from traceml.analyze.no_data import described, early_failure, is_of_launcher
+from traceml.analyze import endings
+from traceml.analyze import window as w
+from traceml.analyze.align import align_ranks
+from traceml.analyze.cores import CoreUse
+from traceml.analyze.diagnose import diagnose_time
 from traceml.analyze.notes import notes_of
-from traceml.analyze.trainings import trainings_of
-from traceml.analyze.window import Window
+from traceml.analyze.recordings import (
+    Attempts,
+    absent_ranks,
+    expected_ranks,
+    run_totals,
+    step_ns,
+    steps_of,
+)
+from traceml.schema import fmt
 from traceml.schema.recorded import RankRecording, RecordedEvent, RunFacts, RunRecording
-from traceml.schema.summary import Attempt, Event, Ranks, Run, StepCounts
+from traceml.schema.summary import Attempt, Event, Ranks, Run, RunPart, StepCounts, Training
 
 MOST_EVENTS: Final = 200
 MOST_ATTEMPTS: Final = 100
 WELL: Final = ("completed", "running")
 LONG_BEFORE_NS: Final = 5_000_000_000
+NOTABLE_SHARE: Final = 0.1
+MOST_NAMED: Final = 2
+LEAST_SHARE: Final = 0.0005
+"""Parts that would be shown as 0.0 % of the run are left out."""
+OUTSIDE_STEPS: Final = (w.VALIDATION, w.CHECKPOINT)
+"""What a rank reports as events when it happens before its first or after its last step."""
+PARTS: Final = {
+    "startup_s": ("Start-up", "before the first step"),
+    **{f"{kind}_before_s": (f"{w.LABELS[kind].capitalize()} before", "") for kind in OUTSIDE_STEPS},
+    "earlier_attempts_s": ("Earlier attempts", ""),
+    "warmup_s": ("Warm-up steps", ""),
+    "steps_s": ("Steps", ""),
+    "dropped_steps_s": ("Dropped steps", "between steps: not completed"),
+    **{f"{kind}_after_s": (f"{w.LABELS[kind].capitalize()} after", "") for kind in OUTSIDE_STEPS},
+    "after_last_step_s": ("End", "after the last step"),
+}
+"""What each of them is called, and what is said about it."""
+ALWAYS: Final = ("startup_s", "steps_s", "after_last_step_s")
 
 
-def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window: Window) -> Run:
+def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window: w.Window) -> Run:
     """`summary.run`."""
-    ranks = attempts.chosen
-    noticed = recording.monitor_events
+    ranks, noticed = attempts.chosen, recording.monitor_events
     newest = [_attempt(before, noticed) for before in attempts.before[-MOST_ATTEMPTS:]]
-    expected, absent = _expected(ranks), _absent(ranks)
+    expected, absent = expected_ranks(ranks), absent_ranks(ranks)
     begin_ns, end_ns = facts.begin_ns, facts.end_ns
     duration_s = (end_ns - begin_ns) / 1e9 if begin_ns is not None and end_ns is not None else None
-    accounting = accounting_of(attempts, facts)
+    first = next((r for r in ranks.values() if len(r.rows)), None)
+    accounting = accounting_of(first, attempts, facts) if first is not None else {}
     other_threads = max((r.other_steps for r in ranks.values()), default=0)
+    # Steps of the same processes before they replaced themselves (exec) are of one training, not a restart.
+    same = {(r.identity.host, r.pid) for r in ranks.values()}
+    before_exec = sum(
+        max((steps_of(r) for r in before.values() if (r.identity.host, r.pid) in same), default=0)
+        for before in attempts.before
+    )
     return Run(
         name=facts.name,
         status=facts.status,
@@ -49,7 +83,7 @@ def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window:
             earlier_attempts=newest,
         ),
         steps=StepCounts(
-            total=window.total_steps + _before_exec(attempts) + other_threads,
+            total=window.total_steps + before_exec + other_threads,
             analyzed=window.count,
             warmup=len(window.warmup),
             first_step_ms=window.warmup[0] if window.warmup else None,
@@ -58,19 +92,10 @@ def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window:
         mode=facts.mode,
         accounting=accounting,
         trainings=trainings_of(attempts, window.core_use),
-        parts=parts_of(accounting, attempts, window, duration_s),
-        recorded_steps=sum(totals.steps_of(r) for r in recording.ranks),
-        totals=next((totals.run_totals(r) for r in ranks.values() if len(r.rows)), {}),
+        parts=parts_of(accounting, first, len(window.warmup), duration_s) if first and duration_s else [],
+        recorded_steps=sum(steps_of(r) for r in recording.ranks),
+        totals=run_totals(first) if first is not None else {},
         notes=notes_of(recording, facts, attempts, window, newest),
-    )
-
-
-def _before_exec(attempts: Attempts) -> int:
-    """Steps of the same processes before they replaced themselves (exec): one training, not a restart."""
-    same = {(r.identity.host, r.pid) for r in attempts.chosen.values()}
-    return sum(
-        max((totals.steps_of(r) for r in before.values() if (r.identity.host, r.pid) in same), default=0)
-        for before in attempts.before
     )
 
 
@@ -93,31 +118,111 @@ def _reason(recording: RunRecording, ranks: dict[int, RankRecording], facts: Run
 
 def _how_it_failed(recording: RunRecording, ranks: dict[int, RankRecording]) -> str | None:
     """The first exception of a rank, or the one that ended a process before it was a rank."""
-    early = early_failure(recording)
-    ended = endings.describe(ranks, recording.monitor_events, _absent(ranks))
-    if early is None or (ended is not None and is_of_launcher(early)):
+    early = endings.early_failure(recording)
+    ended = endings.describe(ranks, recording.monitor_events, absent_ranks(ranks))
+    if early is None or (ended is not None and endings.is_of_launcher(early)):
         return ended
     errors = [e.time_ns for r in ranks.values() for e in r.events if e.kind == "error"]
-    return described(early) if all(early.time_ns < at for at in errors) else ended
-
-
-def _expected(ranks: dict[int, RankRecording]) -> int:
-    return max(((r.identity.world_size or 1) for r in ranks.values()), default=1)
-
-
-def _absent(ranks: dict[int, RankRecording]) -> list[int]:
-    return [rank for rank in range(_expected(ranks)) if rank not in ranks] if ranks else []
+    return endings.described(early) if all(early.time_ns < at for at in errors) else ended
 
 
 def _attempt(ranks: dict[int, RankRecording], noticed: Sequence[RecordedEvent]) -> Attempt:
     """An earlier attempt: how many steps it completed and why it ended."""
-    steps = max(totals.steps_of(r) for r in ranks.values())
+    steps = max(steps_of(r) for r in ranks.values())
     if endings.ended_well(ranks, noticed):
         return Attempt(steps)
-    absent = _absent(ranks)
-    return Attempt(
-        steps, endings.ended_first(ranks, noticed, absent), endings.describe(ranks, noticed, absent)
+    how = (ranks, noticed, absent_ranks(ranks))
+    return Attempt(steps, endings.ended_first(*how), endings.describe(*how))
+
+
+def trainings_of(attempts: Attempts, use: CoreUse) -> list[Training]:
+    """`run.trainings`, if several processes claimed the same rank, together (hogwild) or one after the other:
+    a line for each, those of the tables first. Ranks that a launcher restarted are no other trainings."""
+    alone = all((r.identity.world_size or 1) == 1 for r in attempts.chosen.values())
+    before = [r for attempt in attempts.before for r in attempt.values()] if alone else []
+    others = sorted((*attempts.doubles, *before), key=attrgetter("pid"))
+    shown = [r for r in attempts.chosen.values() if r.rank in {other.rank for other in others}]
+    return [*(_training(r, use, True) for r in shown), *(_training(r, use, False) for r in others)]
+
+
+def _training(recorded: RankRecording, use: CoreUse, is_shown: bool) -> Training:
+    window = replace(align_ranks({recorded.rank: recorded}), core_use=use)
+    first, known = diagnose_time(window)[0], window.count > 0
+    return Training(
+        pid=recorded.pid,
+        rank=recorded.rank,
+        steps=steps_of(recorded),
+        step_ms=window.mean_ms(window.step_ns) if known else None,
+        input_share=window.median_share(window.of(w.INPUT)) if known else None,
+        compute_share=window.median_share(window.of(*w.COMPUTE)) if known else None,
+        status=first.status,
+        severity=first.severity,
+        summary=first.summary,
+        in_tables=is_shown,
     )
+
+
+# ---- how the seconds add up ----------------------------------------------------------------------
+
+
+def accounting_of(first: RankRecording, attempts: Attempts, facts: RunFacts) -> dict[str, float | None]:
+    """`run.accounting`: seconds that add up to the run's duration."""
+    if facts.begin_ns is None or facts.end_ns is None:
+        return {}
+    begin_ns, end_ns = first.begin_ns or 0, first.end_ns or 0
+    steps_s = step_ns(first) / 1e9
+    earlier = [r.begin_ns for attempt in attempts.before for r in attempt.values() if r.node == first.node]
+    first_ns = min((at for at in earlier if at is not None), default=begin_ns)
+    before = _outside(first, facts.begin_ns, first_ns, "before")
+    after = _outside(first, end_ns, facts.end_ns, "after")
+    return {
+        "startup_s": (first_ns - facts.begin_ns) / 1e9 - sum(before.values()),
+        **before,
+        **({"earlier_attempts_s": (begin_ns - first_ns) / 1e9} if attempts.before else {}),
+        "steps_s": steps_s,
+        "dropped_steps_s": (end_ns - begin_ns) / 1e9 - steps_s,
+        **after,
+        "after_last_step_s": (facts.end_ns - end_ns) / 1e9 - sum(after.values()),
+    }
+
+
+def _outside(first: RankRecording, begin_ns: int, end_ns: int, when: str) -> dict[str, float]:
+    """Seconds of validation and checkpoints between these times, never more than there are."""
+    found, left_ns = {}, max(0, end_ns - begin_ns)
+    for kind in OUTSIDE_STEPS:
+        spans = ((e.time_ns, e.time_ns + e.duration_ns) for e in first.events if e.kind == kind)
+        took_ns = sum(max(0, min(end, end_ns) - max(begin, begin_ns)) for begin, end in spans)
+        took_ns = min(took_ns, left_ns)
+        if took_ns:
+            found[f"{kind}_{when}_s"] = took_ns / 1e9
+            left_ns -= took_ns
+    return found
+
+
+def parts_of(
+    accounting: dict[str, float | None], first: RankRecording, warmup: int, duration_s: float
+) -> list[RunPart]:
+    """`run.parts`: the same seconds in their order, with shares; warm-up steps apart from the others."""
+    rows = (first.head if first.head is not None else first.rows)[:warmup]
+    warmup_ns = int((rows["end_ns"] - rows["begin_ns"]).sum())
+    did = fmt.steps(warmup)
+    if first.head is None and warmup_ns:
+        spent = {w.LABELS[key]: int(rows[key].sum()) for key in w.PHASE_KEYS}
+        most = sorted(spent, key=lambda name: -spent[name])[:MOST_NAMED]
+        notable = [name for name in most if spent[name] >= NOTABLE_SHARE * warmup_ns]
+        named = [f"{name} {fmt.seconds(spent[name] / 1e9)}" for name in notable]
+        did = ": ".join([did, ", ".join(named)]) if named else did
+    seconds = {key: value or 0.0 for key, value in accounting.items()}
+    seconds |= {"warmup_s": warmup_ns / 1e9, "steps_s": seconds["steps_s"] - warmup_ns / 1e9}
+    about = {"warmup_s": did, "steps_s": fmt.steps(steps_of(first) - warmup)}
+    return [
+        RunPart(label, seconds[key], seconds[key] / duration_s, about.get(key, usual))
+        for key, (label, usual) in PARTS.items()
+        if key in ALWAYS or seconds.get(key, 0.0) >= LEAST_SHARE * duration_s
+    ]
+
+
+# ---- events --------------------------------------------------------------------------------------
 
 
 def events_of(recording: RunRecording, ranks: dict[int, RankRecording], facts: RunFacts) -> list[Event]:

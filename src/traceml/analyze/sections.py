@@ -1,33 +1,120 @@
 """The sections of the summary: findings, window, metrics, and the numbers of each rank or node."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from traceml.analyze import metrics as m
+from traceml.analyze.cores import trains_on_cpu
 from traceml.analyze.diagnose import diagnose_gauges, diagnose_memory, diagnose_time
-from traceml.analyze.resource_views import GaugeView, MemoryView
-from traceml.analyze.samples import Rows, Samples, Times, machines, system_samples
+from traceml.analyze.rules.memory import MemoryView
+from traceml.analyze.rules.system import GaugeView
 from traceml.analyze.window import Floats, Window
 from traceml.schema import catalog as c
 from traceml.schema import fmt
 from traceml.schema.recorded import RankRecording, RunFacts, RunRecording
-from traceml.schema.summary import Column, Finding, Identity, Member, MetricStat, Section, SectionWindow
+from traceml.schema.summary import Finding, Identity, Member, MetricStat, Section, SectionWindow
 
 ALL_BUSY_PERCENT: Final = 90.0
-MOST_POINTS: Final = 300
-"""Of a series for a chart."""
+MORE_THAN_PIDS: Final = 1 << 40
 
-Ranks = dict[int, RankRecording]
+Ranks: TypeAlias = dict[int, RankRecording]
+Rows: TypeAlias = NDArray[np.void]
+Times: TypeAlias = dict[int, tuple[int, int] | None]
+
+
+# ---- gauge samples of many nodes or ranks --------------------------------------------------------
+
+
+class Samples:
+    """The samples of some members: `rows` sorted by member, `counts` of them each, possibly 0."""
+
+    def __init__(self, members: tuple[int, ...], rows: Rows | None, counts: NDArray[np.int64]) -> None:
+        self.members = members
+        self.total = 0 if rows is None else len(rows)
+        self._rows = rows
+        self._shape = (len(members), max(counts.tolist(), default=0) or 1)
+        self._member = np.repeat(np.arange(len(members)), counts)
+        self._place = np.arange(self.total) - np.repeat(np.cumsum(counts) - counts, counts)
+
+    def table(self, key: str) -> Floats:
+        """One gauge; members with fewer samples are padded with NaN."""
+        table = np.full(self._shape, np.nan)
+        if self._rows is not None:
+            table[self._member, self._place] = self._rows[key]
+        return table
+
+
+def system_samples(recording: RunRecording, ranks: Ranks, when: Times) -> Samples:
+    """The samples of one node per machine while it trained: under Slurm each task is a node to us, and
+    several tasks share a machine."""
+    of_node = {r.node: (r.identity.host, r.identity.node_rank) for r in ranks.values()}
+    first: dict[object, int] = {}
+    for node in recording.nodes:
+        first.setdefault(of_node.get(node, node), node)
+    found = _in_training({node: recording.gauges(node).system_rows for node in first.values()}, when)
+    counts = np.array([len(rows) for rows in found.values()], dtype=np.int64)
+    return Samples(tuple(found), _concatenated(list(found.values())), counts)
+
+
+def process_samples(recording: RunRecording, ranks: Ranks, when: Times) -> Samples:
+    """The samples of each rank while its node trained, from the monitor of its node."""
+    by_node = _in_training({node: recording.gauges(node).process_rows for node in when}, when)
+    every = _concatenated(list(by_node.values()))
+    if every is None:
+        return Samples(tuple(ranks), None, np.zeros(len(ranks), dtype=np.int64))
+    nodes = np.repeat(np.array(list(by_node), dtype=np.int64), [len(rows) for rows in by_node.values()])
+    keys = nodes * MORE_THAN_PIDS + every["pid"].astype(np.int64)
+    wanted = np.array([r.node * MORE_THAN_PIDS + r.pid for r in ranks.values()], dtype=np.int64)
+    order = np.argsort(wanted, kind="stable")
+    at = order[np.minimum(np.searchsorted(wanted[order], keys), len(order) - 1)]
+    owner = np.where(wanted[at] == keys, at, -1)
+    by_owner = np.argsort(owner, kind="stable")[int(np.sum(owner < 0)) :]
+    counts = np.bincount(owner[by_owner], minlength=len(ranks))
+    return Samples(tuple(ranks), every[by_owner], counts)
+
+
+def _concatenated(pieces: Sequence[Rows]) -> Rows | None:
+    """All rows in one array; copied as bytes, because column by column is slow for many small pieces."""
+    if not pieces:
+        return None
+    first = pieces[0].dtype
+    if any(p.dtype != first or not p.flags.c_contiguous for p in pieces):
+        return np.concatenate(pieces)
+    return np.concatenate([p.view(np.uint8) for p in pieces]).view(first)
+
+
+def training_times(ranks: Ranks) -> Times:
+    """For each node with ranks: when its first step began and its last one ended; None without a step."""
+    found: Times = {}
+    for recorded in ranks.values():
+        begin, end, known = recorded.begin_ns, recorded.end_ns, found.get(recorded.node)
+        if not len(recorded.rows) or begin is None or end is None:
+            found.setdefault(recorded.node, None)
+        else:
+            found[recorded.node] = (min(begin, known[0]), max(end, known[1])) if known else (begin, end)
+    return found
+
+
+def _in_training(by_node: dict[int, Rows | None], when: Times) -> dict[int, Rows]:
+    """The samples of each node between these times; all of its samples if there are none in between."""
+    found = {}
+    for node, rows in by_node.items():
+        if rows is not None and len(rows):
+            times = when.get(node)
+            begin, end = np.searchsorted(rows["time_ns"], [times[0], times[1] + 1]) if times else (0, 0)
+            found[node] = rows[begin:end] if end > begin else rows
+    return found
+
+
+# ---- step time -----------------------------------------------------------------------------------
 
 
 def time_section(window: Window, ranks: Ranks, most: int | None = None) -> Section:
     """The step-time findings of this window and their numbers; lists at most about `most` ranks."""
-    findings = diagnose_time(window)
     table = m.step_time_table(window)
-    metrics = m.step_time_metrics(table)
     looked_at = SectionWindow(
         start_step=int(window.steps[0]) if window.count else None,
         end_step=int(window.steps[-1]) if window.count else None,
@@ -40,7 +127,7 @@ def time_section(window: Window, ranks: Ranks, most: int | None = None) -> Secti
         input_inferred=window.input_inferred,
         loader_workers=window.workers,
     )
-    return _section(findings, looked_at, metrics, table, ranks, most)
+    return _section(diagnose_time(window), looked_at, m.step_time_metrics(table), table, ranks, most)
 
 
 def _section(
@@ -111,48 +198,34 @@ def memory_section(view: MemoryView | None, ranks: Ranks, most: int | None = Non
     table = m.Table(view.ranks, {k: (v, 1.0) for k, v in view.values.items()})
     peaks = table.peaks()  # by which memory is judged
     metrics = {k: m.stat(view.ranks, v, peaks[k]) for k, v in view.values.items()}
-    rises = view.peak[:, -1] - view.peak[:, 0]
+    fullest = view.peak[int(np.argmax(view.peak.max(axis=1)))]
     window = SectionWindow(
         start_step=int(view.steps[0]),
         end_step=int(view.steps[-1]),
         num_steps=len(view.steps),
         memory=view.memory,
         capacity_bytes=float(view.capacities.min()) if view.capacities is not None else None,
-        head_tail_delta_bytes=float(rises[int(np.argmax(view.peak.max(axis=1)))]),
+        head_tail_delta_bytes=float(fullest[-1] - fullest[0]),
     )
     return _section(findings, window, metrics, table, ranks, most)
-
-
-def memory_series(view: MemoryView | None) -> dict[str, Column]:
-    """Peak memory for charts, at evenly spread steps."""
-    if view is None:
-        return {"steps": []}
-    at = _evenly_spread(len(view.steps))
-    return {
-        "steps": view.steps[at].tolist(),
-        "worst_bytes": view.peak.max(axis=0)[at].tolist(),
-        "median_bytes": view.typical_peak[at].tolist(),
-    }
-
-
-def _evenly_spread(count: int) -> NDArray[np.int64]:
-    return np.unique(np.linspace(0, count - 1, min(MOST_POINTS, count)).astype(int))
 
 
 # ---- system and process -------------------------------------------------------------------------
 
 
-def _on_cpu(ranks: Ranks) -> bool:
-    return all(r.header.get("device", {}).get("type", "cpu") == "cpu" for r in ranks.values())
-
-
 def system_section(recording: RunRecording, facts: RunFacts, ranks: Ranks, when: Times) -> Section:
     """The system findings of the machines while they trained, and their numbers."""
-    samples = system_samples(recording, machines(recording, ranks), when)
+    samples = system_samples(recording, ranks, when)
     table = m.Table(samples.members, {k.key: (samples.table(k.key), 1.0) for k in c.SYSTEM_METRICS})
     mean, peak = _worst(table.means), _worst(table.peaks())
-    view = GaugeView(mean, peak, cores=facts.cores, on_cpu=_on_cpu(ranks), samples=samples.total)
-    findings = diagnose_gauges(view, "system", _calm(mean["cpu_percent"], peak["gpu_util_percent"]))
+    on_cpu = trains_on_cpu(ranks.values())
+    view = GaugeView(mean, peak, cores=facts.cores, on_cpu=on_cpu, samples=samples.total)
+    calm = "CPU, memory and GPU of the machine show no pressure."
+    if (busy := mean["cpu_percent"]) is not None and busy >= ALL_BUSY_PERCENT:
+        calm = f"All cores are busy ({fmt.percent(busy)}), as expected when training on the CPU."
+    elif peak["gpu_util_percent"] is None:
+        calm = "CPU and memory of the machine show no pressure (no GPU seen)."
+    findings = diagnose_gauges(view, "system", calm)
     means = {k: m.numbers(values) for k, values in table.means.items()}
     hosts = {recorded.node: recorded.identity.host for recorded in ranks.values()}
     hosts[0] = facts.environment.host
@@ -166,15 +239,6 @@ def system_section(recording: RunRecording, facts: RunFacts, ranks: Ranks, when:
             for i, n in enumerate(samples.members)
         },
     )
-
-
-def _calm(cpu_percent: float | None, gpu_percent: float | None) -> str:
-    """The sentence about machines that show no pressure."""
-    if cpu_percent is not None and cpu_percent >= ALL_BUSY_PERCENT:
-        return f"All cores are busy ({fmt.percent(cpu_percent)}), as expected when training on the CPU."
-    if gpu_percent is None:
-        return "CPU and memory of the machine show no pressure (no GPU seen)."
-    return "CPU, memory and GPU of the machine show no pressure."
 
 
 def _worst(gauges: dict[str, Floats]) -> dict[str, float | None]:
@@ -197,13 +261,13 @@ def process_section(
 ) -> Section:
     """The process findings of the ranks while they trained; lists at most about `most` ranks."""
     *sampled, reserved = c.PROCESS_METRICS
-    on_cpu = _on_cpu(ranks)
+    recorded = list(ranks.values())
+    on_cpu = trains_on_cpu(recorded)
     values = {k.key: (samples.table(k.key), 1.0) for k in sampled}
-    held = [np.nan if on_cpu else _reserved(r) for r in ranks.values()]
+    held = [np.nan if on_cpu else _reserved(r) for r in recorded]
     table = m.Table(tuple(ranks), {**values, reserved.key: (np.array(held).reshape(-1, 1), 1.0)})
     peaks = table.peaks()
     peak = _worst(peaks)
-    recorded = list(ranks.values())
     peak["rss_bytes"], ram = _fullest(peaks["rss_bytes"], ram_totals(recorded, recording))
     peak["gpu_mem_used_bytes"], capacity = _fullest(peaks["gpu_mem_used_bytes"], device_capacities(recorded))
     device = memory if memory is not None and memory.memory == "device" else None
@@ -221,8 +285,7 @@ def process_section(
         samples=samples.total,
     )
     findings = diagnose_gauges(view, "process", "The training processes show no pressure.")
-    window = SectionWindow(samples=samples.total)
-    return _section(findings, window, table.stats(), table, ranks, most)
+    return _section(findings, SectionWindow(samples=samples.total), table.stats(), table, ranks, most)
 
 
 def _fullest(used: Floats, capacities: Sequence[float | None]) -> tuple[float | None, float | None]:
@@ -242,20 +305,3 @@ def _reserved(recorded: RankRecording) -> float:
         return np.nan
     before = int(recorded.earlier["peak_reserved_bytes"]) if recorded.earlier is not None else 0
     return float(max(before, int(rows["peak_reserved_bytes"].max())))
-
-
-def gauge_series(rows: Rows | None, begin_ns: int | None, metrics: tuple[c.Metric, ...]) -> dict[str, Column]:
-    """Gauges for charts, at evenly spread times, in seconds since the run began. Of several processes at the
-    same time, the highest value."""
-    if rows is None or not len(rows):
-        return {"seconds": []}
-    rows = rows[np.argsort(rows["time_ns"], kind="stable")]
-    times, first = np.unique(rows["time_ns"], return_index=True)
-    at = _evenly_spread(len(times))
-    origin = begin_ns if begin_ns is not None else int(times[0])
-    series: dict[str, Column] = {"seconds": [round((int(t) - origin) / 1e9, 2) for t in times[at]]}
-    for metric in metrics:
-        if not np.isnan(rows[metric.key]).all():
-            highest = np.fmax.reduceat(rows[metric.key], first)
-            series[metric.key] = [m.number(float(v)) for v in highest[at]]
-    return series

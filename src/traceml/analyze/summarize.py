@@ -7,17 +7,14 @@ import numpy as np
 from traceml.analyze import metrics as m
 from traceml.analyze import sections
 from traceml.analyze.align import align_ranks
-from traceml.analyze.attempts import find_attempts
-from traceml.analyze.before import Before
-from traceml.analyze.claims import believed
 from traceml.analyze.cores import core_use
 from traceml.analyze.diagnose import choose_primary
-from traceml.analyze.heatmap import heatmap
+from traceml.analyze.endings import explain
 from traceml.analyze.layers import layers_section
-from traceml.analyze.no_data import explain
+from traceml.analyze.recordings import believed, find_attempts
 from traceml.analyze.run import events_of, run_of
-from traceml.analyze.samples import process_samples, training_times
 from traceml.analyze.window import Window
+from traceml.analyze.window_arrays import Before
 from traceml.schema import catalog as c
 from traceml.schema.recorded import RankRecording, RunFacts, RunRecording
 from traceml.schema.summary import Environment, Layers, Overhead, Series, Summary
@@ -34,8 +31,8 @@ def summarize(
     facts = replace(facts, notes=[*notes, *facts.notes])
     attempts = find_attempts(kept)
     ranks = attempts.chosen
-    when = training_times(ranks)
-    samples = process_samples(recording, ranks, when)
+    when = sections.training_times(ranks)
+    samples = sections.process_samples(recording, ranks, when)
     delays = m.row_means(samples.table("cpu_delay_percent"))  # of each rank's threads, waiting for a core
     window = replace(
         align_ranks(ranks, before),
@@ -61,10 +58,10 @@ def summarize(
         final=final,
         series=Series(
             step_time=m.step_series(window),
-            step_memory=sections.memory_series(memory),
-            system=sections.gauge_series(own.system_rows, facts.begin_ns, c.SYSTEM_METRICS),
-            process=sections.gauge_series(own.process_rows, facts.begin_ns, c.PROCESS_METRICS[:-1]),
-            heatmap=heatmap(window, final),
+            step_memory=m.memory_series(memory),
+            system=m.gauge_series(own.system_rows, facts.begin_ns, c.SYSTEM_METRICS),
+            process=m.gauge_series(own.process_rows, facts.begin_ns, c.PROCESS_METRICS[:-1]),
+            heatmap=m.heatmap(window, final),
         ),
         blocks=m.blocks(window),
         events=events_of(recording, ranks, facts),

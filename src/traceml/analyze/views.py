@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from traceml.analyze import window as w
 from traceml.analyze.patterns import SHIFT_SHARE, STALL_FACTOR, Shift, find_runs, find_shift, find_stalls
 from traceml.analyze.rules.rule import CRIT_SHARE, EXPLAINED_SHARE, TYPICAL_PART, WARN_SHARE, judged_share
-from traceml.analyze.skipping import find_skipping
 from traceml.analyze.window import Floats, RankSeries
-from traceml.schema import catalog as c
 
 CALLS_OF_ANY_STEP: Final = 3
 """Backward, zero_grad, optimizer: a step has them once, however much work it does."""
@@ -60,26 +58,11 @@ class TimeView:
         cost: Floats = mine + np.minimum(self.window.of(w.SYNC), mine.max(axis=0) - mine)
         return cost
 
-    def only_rank_in(self, key: str) -> int | None:
-        """The rank that does nearly all of this phase while the others wait, if there is one."""
-        totals = self.window.of(key).sum(axis=1)
-        at = int(np.argmax(totals))
-        alone = len(totals) > 1 and totals[at] >= EXPLAINED_SHARE * totals.sum() > 0
-        return self.window.ranks[at] if alone else None
-
     @cached_property
     def net_wait(self) -> Floats:
         """Wait without TraceML's own cost, most of which is recorded as wait."""
         wait: Floats = np.maximum(self.window.of(w.WAIT) - self.window.overhead_ns, 0.0)
         return wait
-
-    @cached_property
-    def main_wait_place(self) -> tuple[str, float]:
-        """Where in the step the median rank spends most of its unattributed time, and that share of it."""
-        totals = self.window.wait_places.sum(axis=1)
-        totals = totals[np.argsort(totals.sum(axis=1))[(len(totals) - 1) // 2]]
-        at = int(np.argmax(totals))
-        return c.WAIT_PLACES[at].where, float(totals[at] / max(totals.sum(), 1.0))
 
     @cached_property
     def busy_wait_share(self) -> float:
@@ -129,17 +112,34 @@ class TimeView:
 
     @cached_property
     def skipping(self) -> NDArray[np.int64]:
-        return find_skipping(self.window)
+        """Steps in which a batch was fetched but not trained on: they took more batches than usual, but no
+        longer in backward. In uneven accumulation, every batch has a backward pass. A loop that fetches ahead
+        takes one more batch where an epoch begins, so such steps tell nothing. Steps with as many batches are
+        judged together."""
+        window, skips = self.window, np.zeros(self.window.count, dtype=bool)
+        if not window.more_batches.any():
+            return np.flatnonzero(skips)
+        batches, backward = window.more_batches + 1, window.of(w.BACKWARD)
+        more = batches > np.median(batches, axis=1, keepdims=True)
+        more &= ~np.isin(window.steps, list(window.epoch_starts))
+        if not 0 < np.count_nonzero(more.any(axis=0)) <= w.RARE_SHARE * window.count:
+            return np.flatnonzero(skips)
+        usual_backward = max(float(np.median(backward[~more])), 1.0)
+        for many in np.unique(batches[more]):
+            alike = more & (batches == many)
+            grown = float(np.median(backward[alike])) / usual_backward
+            expected = float(many / np.median(batches[~more]))
+            skips |= alike.any(axis=0) & (0 < grown < (1 + expected) / 2)
+        return np.flatnonzero(skips)
 
     @cached_property
     def skipped_ns(self) -> Floats:
         """(rank, step): what batches cost that were not trained on."""
         steps, at = self.window.net_step_ns, self.skipping
-        if not len(at):
-            return np.zeros(steps.shape)
-        usual = np.median(np.delete(steps, at, axis=1), axis=1, keepdims=True)
         found = np.zeros(steps.shape)
-        found[:, at] = np.maximum(steps[:, at] - usual, 0.0)
+        if len(at):
+            usual = np.median(np.delete(steps, at, axis=1), axis=1, keepdims=True)
+            found[:, at] = np.maximum(steps[:, at] - usual, 0.0)
         return found
 
     @cached_property
@@ -159,18 +159,9 @@ class TimeView:
         return TimeView(self.window.without(outstanding)) if len(outstanding) and is_enough else self
 
     @cached_property
-    def calm_share(self) -> float:
-        """Of all time: the part that is not spent in steps that stand out."""
-        if self.calm is self:
-            return 1.0
-        return float(self.calm.window.net_step_ns.sum() / self.window.net_step_ns.sum())
-
-    @cached_property
     def regular_steps(self) -> Floats:
         """`typical_steps` scaled back after a lasting shift: only jitter is left."""
-        if self.shift is None:
-            return self.typical_steps
-        levels = self.shift.levels(self.window.count)
+        levels = np.ones(1) if self.shift is None else self.shift.levels(self.window.count)
         found: Floats = self.typical_steps * (levels[0] / levels)
         return found
 
@@ -256,13 +247,6 @@ class RankView:
         parts = (self.window.series(w.INPUT), self.compute)
         return all(self.excess(s, self.culprit).ns >= WARN_SHARE * self.typical_step_ns for s in parts)
 
-    @cached_property
-    def most_are_late(self) -> bool:
-        """Most ranks are about as late as the latest: a few are early, and none is to blame."""
-        means = self.window.own_work.rank_means
-        border = means.max() - (1 - EXPLAINED_SHARE) * (means.max() - means.min())
-        return bool(np.sum(means >= border) > len(means) / 2)
-
     def excess(self, series: RankSeries, at: int | None = None) -> Excess:
         """The rank `at` (without it, the one that spends most) against the median of the others. Extreme
         steps do not count, nor do rare late steps: those are jitter."""
@@ -309,7 +293,10 @@ class RankView:
         blame = blamed_ns / max(float(late.sum()), 1.0)
         group = self._always_late(blame)
         if group:
-            return self._late_together(group)
+            cost_ms = self.saving_ms(*group)
+            share = 1e6 * cost_ms / float(self.window.step_ns.mean())
+            level = share - self.window.cpu_delay_share
+            return LateRanks(group, False, level, share, cost_ms) if level >= WARN_SHARE else None
         return self._late_in_turns(blame, late - early) if blame.max() < FIXED_SHARE else None
 
     def _always_late(self, blame: Floats) -> tuple[int, ...]:
@@ -325,12 +312,6 @@ class RankView:
         always = np.mean(behind >= mean / 2, axis=1) >= ALWAYS_LATE_SHARE
         return found if always.all() and (mean > 0).all() else ()
 
-    def _late_together(self, group: tuple[int, ...]) -> LateRanks | None:
-        cost_ms = self.saving_ms(*group)
-        share = 1e6 * cost_ms / float(self.window.step_ns.mean())
-        level = share - self.window.cpu_delay_share
-        return LateRanks(group, False, level, share, cost_ms) if level >= WARN_SHARE else None
-
     def _late_in_turns(self, blame: Floats, lost: Floats) -> LateRanks | None:
         steps = self.window.step_ns.mean(axis=0)
         share = float(lost.mean() / steps.mean())
@@ -340,12 +321,16 @@ class RankView:
             return None
         worst = np.argsort(-blame)
         count = int(np.searchsorted(np.cumsum(blame[worst]), EXPLAINED_SHARE)) + 1
-        few = count <= min(MOST_NAMED, len(blame) // 2) and self.window.count >= STEPS_TO_NAME
-        named = tuple(sorted(worst[:count].tolist())) if few else ()
-        ranks, steps_at = np.array(self.window.ranks), self.window.steps
-        runs = find_runs(self.window.last_rank, MOST_NAMED) if self.window.count >= STEPS_TO_NAME else []
-        said = tuple((int(ranks[at]), int(steps_at[first]), int(steps_at[last])) for at, first, last in runs)
-        named = tuple(dict.fromkeys(at for at, _, _ in runs)) or named
+        named: tuple[int, ...] = ()
+        runs: list[tuple[int, int, int]] = []
+        if self.window.count >= STEPS_TO_NAME:
+            few = count <= min(MOST_NAMED, len(blame) // 2)
+            runs = find_runs(self.window.last_rank, MOST_NAMED)
+            named = tuple(
+                dict.fromkeys(at for at, *_ in runs) or (sorted(worst[:count].tolist()) if few else ())
+            )
+        ranks, at_steps = self.window.ranks, self.window.steps
+        said = tuple((ranks[at], int(at_steps[first]), int(at_steps[last])) for at, first, last in runs)
         return LateRanks(named, True, level, share, float(lost.mean()) / 1e6, said)
 
     def lateness_ns(self, late: LateRanks, series: RankSeries) -> Floats:
@@ -357,15 +342,10 @@ class RankView:
 
     def most_uneven(self, phases: tuple[str, ...], whole: RankSeries) -> str:
         """The phase in which the rank that spends most on `whole`, or the late ranks, exceed the others."""
-        late, at = self.late_ranks, int(np.argmax(whole.rank_means))
-
-        def excess_ns(key: str) -> float:
-            series = self.window.series(key)
-            return (
-                self.excess(series, at).ns if late is None else float(self.lateness_ns(late, series).mean())
-            )
-
-        return max(phases, key=excess_ns)
+        late, at, series = self.late_ranks, int(np.argmax(whole.rank_means)), self.window.series
+        if late is None:
+            return max(phases, key=lambda key: self.excess(series(key), at).ns)
+        return max(phases, key=lambda key: float(self.lateness_ns(late, series(key)).mean()))
 
     def saving_ms(self, *at: int) -> float:
         """What a step would save if these ranks were no slower than the slowest of the others."""

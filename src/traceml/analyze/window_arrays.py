@@ -7,8 +7,9 @@ reading their columns one after the other costs only one pass over memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from operator import is_
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,11 @@ MEMORY_FLAGS: Final = {
     for metric in c.STEP_MEMORY_METRICS
 }
 """The bit of a row's flags that says whether this memory was read."""
+STEP_FIELDS: Final = (
+    *("step_ns", "switches", "overhead_ns", "dropped_ns", "more_batches"),
+    *("gc_ns", "gc_wait_ns", "busy_wait_ns"),
+)
+"""Fields of a window with one (rank, step) plane."""
 Rows = NDArray[np.void]
 
 
@@ -36,23 +42,17 @@ class WindowArrays:
         shape = (len(recordings), len(steps))
         self._steps = steps
         self._headers = [r.header for r in recordings]
+        self._scales = [r.own_scale or 1.0 for r in recordings]
         self._names_of_ranks = [r.user_names for r in recordings]
         self._user_names = user_names
         self._keys = (*PHASE_KEYS, *(f"user.{name}" for name in user_names), WAIT)
         self.phases = np.zeros((len(self._keys), *shape))
         self.places = np.zeros((len(c.WAIT_PLACES), *shape))
-        self.step_ns, self.switches = np.empty(shape), np.empty(shape)
-        self.overhead_ns, self.dropped_ns = np.empty(shape), np.zeros(shape)
-        self.more_batches = np.zeros(shape)
-        self.parts = {name: np.zeros(shape) for name in ("gc_us", "gc_wait_us", "busy_wait_us")}
+        self.fields = {name: np.zeros(shape) for name in STEP_FIELDS}
         self._planes = {
             **dict(zip(self._keys, self.phases, strict=True)),
-            **{place.key: plane for place, plane in zip(c.WAIT_PLACES, self.places, strict=True)},
-            **self.parts,
-            "dropped_ns": self.dropped_ns,
-            "more_batches": self.more_batches,
-            "step_ns": self.step_ns,
-            "switches": self.switches,
+            **dict(zip((place.key for place in c.WAIT_PLACES), self.places, strict=True)),
+            **self.fields,
         }
         self._used = {"step_ns", "switches"}  # the others hold zeros so far
         self.amounts = {name: np.broadcast_to(np.nan, shape) for name in ("samples", "tokens")}
@@ -64,13 +64,20 @@ class WindowArrays:
         `fill` must go on. A row may have superseded the last one since then."""
         first = int(self._steps[0] - before._steps[0]) if len(self._steps) and len(before._steps) else 0
         count = len(before._steps) - first - 2
-        if first < 0 or count < 1 or count > len(self._steps) or not self._is_of_same_ranks(before):
+        same_ranks = (
+            self._user_names == before._user_names
+            and len(self._headers) == len(before._headers)
+            and all(map(is_, self._headers, before._headers))
+            and self._names_of_ranks == before._names_of_ranks
+        )
+        if first < 0 or not 1 <= count <= len(self._steps) or not same_ranks:
             return 0
         self._used = set(before._used)
         for name in self._used:
             self._planes[name][:, :count] = before._planes[name][:, first : first + count]
-        self.dropped_ns[:, count] = before.dropped_ns[:, first + count]
-        self.dropped_ns[:, 0] = 0.0  # the step before it is not part of the window any more
+        dropped_ns = self.fields["dropped_ns"]
+        dropped_ns[:, count] = before.fields["dropped_ns"][:, first + count]
+        dropped_ns[:, 0] = 0.0  # the step before it is not part of the window any more
         for old, new in ((before.amounts, self.amounts), (before.memory, self.memory)):
             for name, plane in old.items():
                 if plane.flags.writeable:
@@ -78,28 +85,20 @@ class WindowArrays:
         self.flags[:count] = before.flags[first : first + count]
         return count
 
-    def _is_of_same_ranks(self, before: WindowArrays) -> bool:
-        return (
-            self._user_names == before._user_names
-            and len(self._headers) == len(before._headers)
-            and all(map(is_, self._headers, before._headers))
-            and self._names_of_ranks == before._names_of_ranks
-        )
-
     def fill(self, picked: Sequence[Rows], begin: int = 0) -> None:
         """From the rows of each rank, one row per step of the window from the `begin`-th on."""
         for at, rows in _blocks(picked):
             self._fill_host(at, begin, rows)
             self._fill_user(self.phases, at, begin, rows)
         self._used.update(f"user.{name}" for name in self._user_names)
-
-    def fill_overhead(self, scales: Sequence[float]) -> None:
-        """What TraceML cost: estimated for each step, times what each rank measured of that."""
+        # What TraceML cost: estimated for each step, times what each rank measured of that.
         costs = [header.get("overhead", {}) for header in self._headers]
-        switch_ns = np.array([[float(cost.get("switch_ns", 0))] for cost in costs])
-        np.multiply(self.switches, switch_ns, out=self.overhead_ns)
-        self.overhead_ns += np.array([[float(cost.get("row_ns", 0))] for cost in costs])
-        self.overhead_ns *= np.array(scales)[:, None]
+        switch_ns, row_ns = (
+            np.array([[float(cost.get(key, 0))] for cost in costs]) for key in ("switch_ns", "row_ns")
+        )
+        overhead_ns = np.multiply(self.fields["switches"], switch_ns, out=self.fields["overhead_ns"])
+        overhead_ns += row_ns
+        overhead_ns *= np.array(self._scales)[:, None]
 
     def _fill_host(self, ranks: slice, begin: int, rows: Rows) -> None:
         at = (ranks, slice(begin, None))
@@ -115,14 +114,14 @@ class WindowArrays:
         for place in c.WAIT_PLACES:
             if self._put(place.key, at, rows[place.key]):
                 self._put(WAIT, at, self.phases[-1][at] + rows[place.key])
-        self.switches[at] = rows["switches"]
+        self.fields["switches"][at] = rows["switches"]
         self._put("more_batches", at, rows["micro_batches"].astype(np.int64) - 1)
-        np.subtract(rows["end_ns"], rows["begin_ns"], out=self.step_ns[at], casting="unsafe")
+        np.subtract(rows["end_ns"], rows["begin_ns"], out=self.fields["step_ns"][at], casting="unsafe")
         between = rows["begin_ns"][:, 1:] - rows["end_ns"][:, :-1]
         self._put("dropped_ns", (ranks, slice(begin + 1, None)), between)
-        for name, plane in self.parts.items():
-            if self._put(name, at, rows[name]):
-                plane[at] *= 1e3
+        for name in ("gc", "gc_wait", "busy_wait"):
+            if self._put(f"{name}_ns", at, rows[f"{name}_us"]):
+                self.fields[f"{name}_ns"][at] *= 1e3
         for name in self.amounts:
             if rows[name].any():
                 amount = _writable(self.amounts, name)[at]
@@ -153,29 +152,21 @@ class WindowArrays:
         """The window of these arrays without the first steps; with device rows, on the device's clock."""
         used = slice(leading, None)
         flags = int(np.bitwise_or.reduce(self.flags))
-        phases, step_ns = self.phases[:, :, used], self.step_ns[:, used]
+        fields: dict[str, Any] = {k: v[:, used] for k, v in (self.fields | self.amounts).items()}
+        phases = self.phases[:, :, used]
         if device:
-            phases, step_ns = self._on_device(phases, device)
+            phases, fields["step_ns"] = self._on_device(phases, device)
         return Window(
             ranks=ranks,
             steps=self._steps[used],
             keys=self._keys,
             clock="device" if device else "host",
             phases=np.moveaxis(phases, 0, 2),
-            step_ns=step_ns,
-            overhead_ns=self.overhead_ns[:, used],
-            switches=self.switches[:, used],
-            more_batches=self.more_batches[:, used],
-            dropped_ns=self.dropped_ns[:, used],
             wait_places=np.moveaxis(self.places[:, :, used], 0, 2),
             memory={key: plane[:, used] for key, plane in self.memory.items()},
             input_inferred=bool(flags & c.FLAG_INPUT_INFERRED),
             steps_inferred=bool(flags & c.FLAG_STEP_INFERRED),
-            gc_ns=self.parts["gc_us"][:, used],
-            gc_wait_ns=self.parts["gc_wait_us"][:, used],
-            busy_wait_ns=self.parts["busy_wait_us"][:, used],
-            samples=self.amounts["samples"][:, used],
-            tokens=self.amounts["tokens"][:, used],
+            **fields,
         )
 
     def _on_device(self, host: Floats, picked: Sequence[Rows]) -> tuple[Floats, Floats]:
@@ -190,6 +181,17 @@ class WindowArrays:
                 if name not in ("step", "sequence"):
                     total[at] += rows[name]
         return phases, total
+
+
+@dataclass(slots=True)
+class Before:
+    """What a look at a run leaves for the next one, which then looks at new rows only. It never changes what
+    is found: if more than the newest steps has changed, all rows are looked at again."""
+
+    arrays: WindowArrays | None = None
+    """The last window's."""
+    checked: dict[int, tuple[dict[str, Any], int]] = field(default_factory=dict)
+    """By the id of a recording's header: the header, and the number of the last row that can be."""
 
 
 def _writable(planes: dict[str, Floats], name: str) -> Floats:

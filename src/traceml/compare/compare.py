@@ -1,6 +1,7 @@
 """Two sides in, one Comparison out. Pure: no file, no clock."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Final
 
 from traceml.compare import like
@@ -9,15 +10,18 @@ from traceml.compare import verdict as verdicts
 from traceml.compare.side import Runs
 from traceml.schema import comparison as c
 from traceml.schema import fmt
-from traceml.schema.comparison import Cause, Comparison, Difference, Interval, Mover, RunRef, Shift, Side
-from traceml.schema.summary import Finding
+from traceml.schema.comparison import Cause, Comparison, Interval, Mover, RunRef, Shift, Side
 
-SECTIONS: Final = ("step_time", "step_memory", "system", "process")
+DIAGNOSES: Final = {
+    "primary": attrgetter("primary_diagnosis"),
+    **{name: attrgetter(f"{name}.diagnosis") for name in ("step_time", "step_memory", "system", "process")},
+}
 NEXT: Final = {
     c.IMPROVEMENT: "Keep B.",
     c.NO_CHANGE: "Nothing to do.",
     c.MIXED: "Decide which of the changes matters more to you.",
 }
+_NO_INTERVAL: Final = "At least one run has no block means, so averages are compared without an interval."
 STEP_RESULT: Final = {
     c.WORSE: "is slower",
     c.BETTER: "is faster",
@@ -32,7 +36,8 @@ def compare(a: Runs, b: Runs, a_refs: Sequence[RunRef], b_refs: Sequence[RunRef]
     moved = numbers.movers(a, b, metrics)
     alone = moved[0].ranks[0] if len(moved) == 1 and len(moved[0].ranks) == 1 else None
     causes = numbers.causes(a, b, metrics, alone, like.basis(a, b)[1])
-    diagnosis = _diagnoses(a, b)
+    found = {name: ([of(run) for run in a], [of(run) for run in b]) for name, of in DIAGNOSES.items()}
+    diagnosis = {name: verdicts.shift_of(*sides) for name, sides in found.items()}
     interval = verdicts.judge_step_time(a, b)
     memory = verdicts.judge_memory(a, b, metrics, diagnosis["step_memory"])
     verdict = verdicts.verdict(interval.change, memory)
@@ -48,7 +53,8 @@ def compare(a: Runs, b: Runs, a_refs: Sequence[RunRef], b_refs: Sequence[RunRef]
     differences = like.differences(a, b)
     unlike = like.unlike(differences)
     if unlike:
-        why.append(_unlike_sentence(unlike))
+        parts = _and([f"{d.what} ({d.a} -> {d.b})" for d in unlike])
+        why.append(f"But A and B are not alike: they differ in {parts}, and the change may come from that.")
     if verdict == c.INCONCLUSIVE:
         what_next = verdicts.how_to_settle(a, b, interval)
     elif verdict == c.REGRESSION:
@@ -56,14 +62,15 @@ def compare(a: Runs, b: Runs, a_refs: Sequence[RunRef], b_refs: Sequence[RunRef]
     else:
         what_next = NEXT[verdict] if not unlike else ""
     if unlike:
-        what_next = f"{_LIKE_WITH_LIKE.format(what=_and([d.what for d in unlike]))} {what_next}".strip()
+        alike = f"Compare runs with the same {_and([d.what for d in unlike])} before you decide."
+        what_next = f"{alike} {what_next}".strip()
     same = _same_runs(a_refs, b_refs)
     if len(same) == len(a_refs) == len(b_refs):
         verdict, what_next = c.NO_CHANGE, "Name two different runs."
         why = ["A and B are the same run: there is nothing to compare."]
     return Comparison(
-        a=Side(_side_name(a_refs), list(a_refs)),
-        b=Side(_side_name(b_refs), list(b_refs)),
+        a=_side(a_refs),
+        b=_side(b_refs),
         verdict=verdict,
         why=" ".join(why),
         next=what_next,
@@ -77,18 +84,10 @@ def compare(a: Runs, b: Runs, a_refs: Sequence[RunRef], b_refs: Sequence[RunRef]
         warnings=[
             *(f"{name} is in both A and B." for name in same),
             *like.warnings(a, b),
-            *_no_interval_warning(interval),
+            *([_NO_INTERVAL] if interval.delta_share is not None and interval.low_share is None else []),
             *contradiction,
         ],
     )
-
-
-def _diagnoses(a: Runs, b: Runs) -> dict[str, Shift]:
-    def of(runs: Runs, section: str) -> list[Finding]:
-        return [getattr(run, section).diagnosis for run in runs]
-
-    primary = verdicts.shift_of([r.primary_diagnosis for r in a], [r.primary_diagnosis for r in b])
-    return {"primary": primary, **{s: verdicts.shift_of(of(a, s), of(b, s)) for s in SECTIONS}}
 
 
 def _look_first(b: Runs, causes: list[Cause], shift: Shift) -> str:
@@ -108,14 +107,9 @@ def _same_runs(a_refs: Sequence[RunRef], b_refs: Sequence[RunRef]) -> list[str]:
     return [ref.name for ref in a_refs if marks(ref) & there]
 
 
-def _side_name(refs: Sequence[RunRef]) -> str:
-    return refs[0].name if len(refs) == 1 else f"{refs[0].name} and {len(refs) - 1} more"
-
-
-def _no_interval_warning(interval: Interval) -> list[str]:
-    if interval.delta_share is None or interval.low_share is not None:
-        return []
-    return ["At least one run has no block means, so averages are compared without an interval."]
+def _side(refs: Sequence[RunRef]) -> Side:
+    more = f" and {len(refs) - 1} more" if len(refs) > 1 else ""
+    return Side(refs[0].name + more, list(refs))
 
 
 def _average_against_typical(interval: Interval, metrics: dict[str, c.Change]) -> list[str]:
@@ -148,25 +142,17 @@ def _step_sentence(interval: Interval) -> str:
     return f"{what} {STEP_RESULT[interval.change]}: {times}{change} ({certainty})."
 
 
-_LIKE_WITH_LIKE: Final = "Compare runs with the same {what} before you decide."
-
-
-def _unlike_sentence(unlike: list[Difference]) -> str:
-    parts = _and([f"{d.what} ({d.a} -> {d.b})" for d in unlike])
-    return f"But A and B are not alike: they differ in {parts}, and the change may come from that."
-
-
 def _and(words: list[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _cause_sentences(causes: list[Cause], basis: str) -> list[str]:
     found = []
-    if explaining := [cause for cause in causes if cause.share > 0][:3]:
-        named = [f"{_who_by(cause)} explains {fmt.whole_percent(cause.share)}" for cause in explaining]
-        found.append("; ".join(named) + " of the change.")
-    if opposing := [cause for cause in causes if cause.share < 0][-2:]:
-        found.append(f"Partly offset by {', '.join(map(_who_by, opposing))}.")
+    by = [(cause.share, f"{_who(cause)} {fmt.ms_change(cause.delta_ms)}") for cause in causes]
+    if explaining := [f"{who} explains {fmt.whole_percent(share)}" for share, who in by if share > 0][:3]:
+        found.append("; ".join(explaining) + " of the change.")
+    if opposing := [who for share, who in by if share < 0][-2:]:
+        found.append(f"Partly offset by {', '.join(opposing)}.")
     if found and basis != like.STEP:
         found.append("(Phases of B are scaled to the work of one step of A.)")
     return found
@@ -174,10 +160,6 @@ def _cause_sentences(causes: list[Cause], basis: str) -> list[str]:
 
 def _who(cause: Cause) -> str:
     return cause.label if cause.rank is None else f"{cause.label} on r{cause.rank}"
-
-
-def _who_by(cause: Cause) -> str:
-    return f"{_who(cause)} {fmt.ms_change(cause.delta_ms)}"
 
 
 def _mover_sentence(mover: Mover) -> str:

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-from traceml.compare.contention import contention
-from traceml.compare.side import Runs, mean, memory_kind, work_per_step
+from traceml.compare.side import Runs, contention, means, memory_kind, work_per_step
 from traceml.schema import fmt
 from traceml.schema.comparison import Difference
 from traceml.schema.summary import Summary
@@ -61,28 +61,22 @@ def differences(a: Runs, b: Runs) -> list[Difference]:
     """Every fact that is known on both sides and differs."""
     found = []
     for fact in FACTS:
-        one, other = _known(a, fact), _known(b, fact)
+        one, other = (
+            sorted({fact.show(value) for run in side if (value := fact.of(run)) is not None})
+            for side in (a, b)
+        )
         if one and other and one != other:
             found.append(Difference(fact.what, ", ".join(one), ", ".join(other), fact.matters))
-    return found + _other_work(a, b, found)
-
-
-def _other_work(a: Runs, b: Runs, known: list[Difference]) -> list[Difference]:
-    """Samples or tokens of a step, if they differ for a reason that is not known: longer sequences."""
     per = basis(a, b)[0]
-    if per == STEP or {d.what for d in known} & WORK:
-        return []
-    one, other = (fmt.count(mean([work_per_step(run, f"{per}s_per_s") for run in side])) for side in (a, b))
-    return [Difference(f"{per}s per step", one, other, matters=True)]
+    if per != STEP and not {d.what for d in found} & WORK:  # for a reason that is not known: longer sequences
+        one_work, other_work = means(a, b, partial(work_per_step, rate=f"{per}s_per_s"))
+        found.append(Difference(f"{per}s per step", fmt.count(one_work), fmt.count(other_work), True))
+    return found
 
 
 def unlike(found: list[Difference]) -> list[Difference]:
     """Those that make A and B different trainings, or the same one on different hardware."""
     return [d for d in found if d.what in TASK or d.what.endswith(" per step")]
-
-
-def _known(runs: Runs, fact: Fact) -> list[str]:
-    return sorted({fact.show(value) for run in runs if (value := fact.of(run)) is not None})
 
 
 def same_clock(a: Runs, b: Runs) -> bool:
@@ -93,7 +87,7 @@ def same_clock(a: Runs, b: Runs) -> bool:
 def basis(a: Runs, b: Runs) -> tuple[str, float]:
     """Whether to compare the time per step, sample or token; and (work of B) / (work of A) per step."""
     for name in (TOKEN, SAMPLE):
-        work_a, work_b = (mean([work_per_step(run, f"{name}s_per_s") for run in side]) for side in (a, b))
+        work_a, work_b = means(a, b, partial(work_per_step, rate=f"{name}s_per_s"))
         if work_a and work_b and abs(work_b / work_a - 1) > SAME_WORK:
             return name, work_b / work_a
     return STEP, 1.0
@@ -109,7 +103,8 @@ def warnings(a: Runs, b: Runs) -> list[str]:
         found.append(
             "A and B measured phases on different clocks (host, device), so phases are not compared."
         )
-    if basis(a, b)[0] == STEP and _world_sizes(a) != _world_sizes(b):
+    world_a, world_b = ({run.run.world_size for run in side} for side in (a, b))
+    if basis(a, b)[0] == STEP and world_a != world_b:
         found.append(
             "The world sizes differ and the work per step is unknown: step times may not be comparable."
         )
@@ -133,7 +128,3 @@ def _run_warnings(who: str, run: Summary) -> list[str]:
             f"({fmt.share(share)}). The interval is widened to allow for this."
         )
     return found
-
-
-def _world_sizes(runs: Runs) -> set[int]:
-    return {run.run.world_size for run in runs}

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from traceml.compare.like import SAME_WORK, SAMPLE, TOKEN, same_clock
-from traceml.compare.side import Runs, average, mean, memory_kind, work_per_step
+from traceml.compare.side import Runs, average, mean, means, memory_kind, work_per_step
 from traceml.schema import catalog
 from traceml.schema.comparison import Cause, Change, Mover
 from traceml.schema.summary import Member, MetricStat, Summary
@@ -36,7 +36,7 @@ def changes(a: Runs, b: Runs) -> dict[str, Change]:
     found: dict[str, Change] = {}
 
     def add(name: str, label: str, section: str, unit: str, of: Callable[[Summary], float | None]) -> None:
-        one, other = (mean([of(run) for run in side]) for side in (a, b))
+        one, other = means(a, b, of)
         delta = other - one if one is not None and other is not None else None
         ratio = delta / one if delta is not None and one and unit not in NO_RATIO else None
         if one is not None or other is not None or name == "step_ms":
@@ -48,9 +48,10 @@ def changes(a: Runs, b: Runs) -> dict[str, Change]:
             read = _peak if row.section == "step_memory" else partial(average, section=row.section)
             add(name, LABELS.get(row.key, row.label), row.section, row.unit, partial(read, key=row.key))
     if same_clock(a, b):
-        add("wait_share", "Wait share", "step_time", "share", _wait_share)
-        for key in _user_keys(a, b):
-            add(key, _user_label(key), "step_time", "ms", partial(average, key=key))
+        parts = ("wait_share", "Wait share", "step_time", "share")
+        add(*parts, lambda run: run.step_time.metrics.get("wait_ms", MetricStat()).share)
+        for key, label in _user_phases(a, b).items():
+            add(key, label, "step_time", "ms", partial(average, key=key))
     for noun in (SAMPLE, TOKEN):
         work = partial(work_per_step, rate=f"{noun}s_per_s")
         add(f"{noun}s_per_step", f"{noun.title()}s per step", "step_time", "count", work)
@@ -86,16 +87,10 @@ def _peak(run: Summary, key: str) -> float | None:
     return run.step_memory.metrics.get(key, MetricStat()).worst.value
 
 
-def _wait_share(run: Summary) -> float | None:
-    return run.step_time.metrics.get("wait_ms", MetricStat()).share
-
-
-def _user_keys(a: Runs, b: Runs) -> list[str]:
-    return sorted({key for run in (*a, *b) for key in run.step_time.metrics if key.startswith("user.")})
-
-
-def _user_label(key: str) -> str:
-    return key.removeprefix("user.").removesuffix("_ms")
+def _user_phases(a: Runs, b: Runs) -> dict[str, str]:
+    """The key and the name of each."""
+    keys = sorted({key for run in (*a, *b) for key in run.step_time.metrics if key.startswith("user.")})
+    return {key: key.removeprefix("user.").removesuffix("_ms") for key in keys}
 
 
 # ---- which phases explain the change -------------------------------------------------------------
@@ -116,10 +111,9 @@ def causes(a: Runs, b: Runs, found: dict[str, Change], rank: int | None, work: f
     whole = _delta(one, other, "step_ms")
     if not whole:
         return []
-    labels = {**PARTS, **{key: _user_label(key) for key in _user_keys(a, b)}}
     parts = [
         Cause(key.removesuffix("_ms"), label, delta, delta / whole, rank)
-        for key, label in labels.items()
+        for key, label in {**PARTS, **_user_phases(a, b)}.items()
         if (delta := _delta(one, other, key)) is not None
     ]
     named = [part for part in _compute_as_one(parts) if abs(part.share) >= WORTH_NAMING]
@@ -156,8 +150,9 @@ def movers(a: Runs, b: Runs, found: dict[str, Change]) -> list[Mover]:
 
     All ranks of one node are named as the node. Waiting for other ranks is not a rank's own work.
     """
-    ranks, step = _common_ranks(a, b), found["step_ms"]
-    if len(ranks) < 2 or not same_clock(a, b) or not step.delta:
+    first, *rest = [{int(rank) for rank in run.step_time.ranks} for run in (*a, *b)]
+    ranks, step = sorted(first), found["step_ms"]
+    if any(others != first for others in rest) or len(ranks) < 2 or not same_clock(a, b) or not step.delta:
         return []
     before, after = ({rank: _rank_metrics(side, rank) for rank in ranks} for side in (a, b))
     keys = _own_work([*before.values(), *after.values()])
@@ -168,7 +163,9 @@ def movers(a: Runs, b: Runs, found: dict[str, Change]) -> list[Mover]:
     apart = [rank for rank in ranks if abs(totals[rank] - typical) >= APART * abs(step.delta)]
     if not apart or len(apart) > len(ranks) / 2:
         return []
-    node = _whole_node(apart, b[0])
+    nodes = {int(rank): member.identity.node_rank for rank, member in b[0].step_time.ranks.items()}
+    whole = sorted(rank for rank in nodes if nodes[rank] == nodes[apart[0]])
+    node = nodes[apart[0]] if len(apart) > 1 and whole == apart else None
     rows = []
     for group in [apart] if node is not None else [[rank] for rank in apart]:
         key = max(keys, key=lambda k: abs(sum(deltas[rank][k] for rank in group)))
@@ -180,22 +177,6 @@ def movers(a: Runs, b: Runs, found: dict[str, Change]) -> list[Mover]:
 
 def _own_work(metrics: list[Values]) -> list[str]:
     """A rank's own work. Backward is left out where sync was not measured, because it may be waiting."""
-    keys = [f"{p.key}_ms" for p in catalog.PHASES if p.group != "sync"]
     sync, backward = (f"{catalog.PHASES[i].key}_ms" for i in (catalog.SYNC, catalog.BACKWARD))
-    if any(values.get(sync) is None for values in metrics):
-        keys.remove(backward)
-    return [*keys, "wait_ms"]
-
-
-def _common_ranks(a: Runs, b: Runs) -> list[int]:
-    """The ranks, if all runs have the same ones."""
-    first, *rest = [{int(rank) for rank in run.step_time.ranks} for run in (*a, *b)]
-    return sorted(first) if all(ranks == first for ranks in rest) else []
-
-
-def _whole_node(apart: list[int], run: Summary) -> int | None:
-    """The node that has exactly these ranks, if they are more than one."""
-    nodes = {int(rank): member.identity.node_rank for rank, member in run.step_time.ranks.items()}
-    node = nodes[apart[0]]
-    same = sorted(rank for rank in nodes if nodes[rank] == node)
-    return node if len(apart) > 1 and same == apart else None
+    unknown = any(values.get(sync) is None for values in metrics)
+    return [key for key in PARTS if key != sync and not (key == backward and unknown)]

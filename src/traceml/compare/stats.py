@@ -61,7 +61,9 @@ def spread(a_runs: Sequence[Sequence[float]], b_runs: Sequence[Sequence[float]])
     logs_a, logs_b = (np.array([math.log(typical(run)) for run in side]) for side in (a, b))
     delta = float(logs_b.mean() - logs_a.mean())
     free = len(a) + len(b) - 2
-    run_noise = _between(logs_a, logs_b) if free else RUN_TO_RUN
+    # How much the runs of one side differ from each other: the pooled standard deviation.
+    squares = float(((logs_a - logs_a.mean()) ** 2).sum() + ((logs_b - logs_b.mean()) ** 2).sum())
+    run_noise = math.sqrt(squares / free) if free else RUN_TO_RUN
     width = math.sqrt(1 / len(a) + 1 / len(b))
     draws = random.normal(0.0, RUN_TO_RUN * width, DRAWS)
     if free >= ENOUGH_DEGREES:
@@ -137,12 +139,6 @@ def _wander(runs: list[Floats]) -> float:
         calm = np.clip(log, middle - reach, middle + reach) - middle
         found.append(max(float(np.mean(calm[:-1] * calm[1:])), 0.0))
     return WANDER * float(np.mean(found))
-
-
-def _between(a: Floats, b: Floats) -> float:
-    """How much the runs of one side differ from each other: the pooled standard deviation."""
-    squares = float(((a - a.mean()) ** 2).sum() + ((b - b.mean()) ** 2).sum())
-    return math.sqrt(squares / (len(a) + len(b) - 2))
 
 
 def _change(log: float) -> float:

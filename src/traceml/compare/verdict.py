@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from traceml.compare.contention import contention, share_without_neighbours
 from traceml.compare.like import basis
-from traceml.compare.side import Runs, average, mean, memory_kind, steps_of
+from traceml.compare.side import Runs, average, contention, means, memory_kind, share_alone, steps_of
 from traceml.compare.stats import CONFIDENCE, ENOUGH_DEGREES, MIN_BLOCKS, Spread, spread
 from traceml.schema import comparison as c
 from traceml.schema import fmt
@@ -60,7 +59,7 @@ def judge_step_time(a: Runs, b: Runs) -> Interval:
 
 
 def _judge_averages(a: Runs, b: Runs, work: float, frame: Interval) -> Interval:
-    one, other = (mean([average(run, "step_ms") for run in side]) for side in (a, b))
+    one, other = means(a, b, lambda run: average(run, "step_ms"))
     if not one or not other:
         return replace(frame, a_ms=one or None, b_ms=other or None)
     delta = other / work / one - 1
@@ -89,7 +88,7 @@ def _direction(delta: float) -> str:
 
 def _widened(found: Spread, a: Runs, b: Runs) -> tuple[float, float]:
     """The interval, widened by what other work on the machine may have added to either side."""
-    alone_a, alone_b = share_without_neighbours(a, b), share_without_neighbours(b, a)
+    alone_a, alone_b = share_alone(a, b), share_alone(b, a)
     if len(a) + len(b) - 2 >= ENOUGH_DEGREES:  # what slowed both sides already shows between their runs
         alone_a, alone_b = min(alone_a / alone_b, 1.0), min(alone_b / alone_a, 1.0)
     return (1 + found.low_share) * alone_b - 1, (1 + found.high_share) / alone_a - 1
@@ -157,14 +156,10 @@ def how_to_settle(a: Runs, b: Runs, interval: Interval) -> str:
         return f"Repeat both on an otherwise idle machine, or compare {more}."
     width = (interval.high_share - interval.low_share) / 2
     wanted = max(RESOLUTION, abs(interval.delta_share or 0.0)) * 0.8
-    factor = (width / wanted) ** 2
-    longer = (
-        f"Run about {math.ceil(factor)} times as many steps, or compare" if 1 < factor <= 8 else "Compare"
-    )
-    return (
-        f"Runs this noisy cannot show a change below {fmt.share(width)}. "
-        f"{'Compare' if several else longer} {more}."
-    )
+    factor, do = (width / wanted) ** 2, "Compare"
+    if 1 < factor <= 8 and not several:
+        do = f"Run about {math.ceil(factor)} times as many steps, or compare"
+    return f"Runs this noisy cannot show a change below {fmt.share(width)}. {do} {more}."
 
 
 def _how_to_get_an_interval(a: Runs, b: Runs) -> str:

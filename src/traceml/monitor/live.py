@@ -5,7 +5,7 @@ from collections import deque
 from pathlib import Path
 from typing import Final
 
-from traceml.analyze.before import Before
+from traceml.analyze.window_arrays import Before
 from traceml.errors import CommandError
 from traceml.monitor.result import build
 from traceml.recording.tail import Tail, live_tail

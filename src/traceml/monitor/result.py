@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from traceml.analyze.before import Before
+from traceml.analyze.recordings import steps_of
 from traceml.analyze.summarize import summarize
-from traceml.analyze.totals import steps_of
+from traceml.analyze.window_arrays import Before
 from traceml.errors import failsafe, printable
 from traceml.files import sound, write_atomic
 from traceml.present import page

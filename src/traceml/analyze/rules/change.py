@@ -1,21 +1,14 @@
-"""Step-time diagnoses of change: step time that rose and stayed up, and slow steps now and then."""
+"""Step-time diagnoses of change: time that rose and stayed up, slow steps now and then, single steps that
+stalled, and work that no step came of."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from traceml.analyze import window as w
-from traceml.analyze.patterns import (
-    Ramp,
-    Shift,
-    dominant_slow_steps,
-    find_period,
-    find_stretch,
-    slow_steps,
-)
+from traceml.analyze.patterns import Shift, dominant_slow_steps, find_period, find_stretch, slow_steps
 from traceml.analyze.rules.rule import (
     CRIT_SHARE,
     EXPLAINED_SHARE,
@@ -33,6 +26,8 @@ GARBAGE_COLLECTION: Final = "garbage collection"
 WORTH_A_WORD: Final = 0.1
 MOST_WITHOUT_CAUSE: Final = (WARN_SHARE + CRIT_SHARE) / 2
 """Irregular slow steps that no phase explains are never more than a warning."""
+FIRST_STEPS: Final = 3
+"""In them DDP exchanges its order of gradients in the forward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +45,19 @@ class Cause:
 
     @property
     def words(self) -> dict[str, str]:
-        who = f" on {named(self.ranks)}" if self.ranks else ""
+        who = f" on {_named(self.ranks)}" if self.ranks else ""
         if not self.parts:
             return {"where": f"the extra time is spread over several phases{who}", "place": "all phases"}
-        names = [w.LABELS.get(name, name.removeprefix("user.")) for name, _ in self.parts]
-        first, *others = [fmt.share(part) for _, part in self.parts]
-        and_others = "".join(f" and {part} in {name}" for name, part in zip(names[1:], others, strict=True))
+        parts = [
+            (w.LABELS.get(name, name.removeprefix("user.")), fmt.share(part)) for name, part in self.parts
+        ]
+        (name, share), *others = parts
         end = who + (f", {self.place}" if self.place else "")
-        where = f"{first} of the extra time is in {names[0]}{and_others}{end}"
-        return {"where": where, "place": " and ".join(names) + end}
+        where = f"{share} of the extra time is in {name}" + "".join(f" and {s} in {n}" for n, s in others)
+        return {"where": where + end, "place": " and ".join(name for name, _ in parts) + end}
 
 
-def named(ranks: tuple[int, ...]) -> str:
+def _named(ranks: tuple[int, ...]) -> str:
     """r1, r1 and r2, r1 and 3 more."""
     names = [f"r{rank}" for rank in ranks]
     if len(names) > MOST_NAMED:
@@ -78,48 +74,40 @@ def slowdown(view: TimeView) -> Measured | None:
     what, times = _more_work(view, shift)
     after = np.arange(window.count) >= shift.at
     cause = _find_cause(view, after, ~after, np.median, (shift.after - shift.before) / 1e6)
-    if shift.ramp is not None and times == 1:
-        return _grown(view, shift.ramp, float(shift.levels(window.count).mean()), cause)
-    before_ms, after_ms = times * shift.before / 1e6, shift.after / 1e6
-    cost_ms = (after_ms - before_ms) * (1 - shift.at / window.count)
-    rise, step = after_ms / before_ms - 1, int(window.steps[shift.at])
-    work = f", for {times:.1f} times as many {what}" if times > 1 else ""
+    ramp, work, until = shift.ramp if times == 1 else None, "", {}
+    if ramp is not None:
+        at, before_ms, after_ms, rise = (
+            ramp.first,
+            ramp.start / 1e6,
+            ramp.end / 1e6,
+            ramp.end / ramp.start - 1,
+        )
+        until = {"until_step": int(window.steps[min(ramp.last, window.count - 1)])}
+        cost_ms = (float(shift.levels(window.count).mean()) - ramp.start) / 1e6
+    else:
+        at, before_ms, after_ms = shift.at, times * shift.before / 1e6, shift.after / 1e6
+        rise = after_ms / before_ms - 1
+        work = f", for {times:.1f} times as many {what}" if times > 1 else ""
+        cost_ms = (after_ms - before_ms) * (1 - shift.at / window.count)
+    grows = _WHAT_GROWS.get(cause.phase, _GROWS)
+    evidence = {"since_step": int(window.steps[at]), **until, "before_ms": before_ms, "after_ms": after_ms}
     return Measured(
         level=rise - window.cpu_delay_share,
         score=cost_ms / max(view.step_ms, 1e-9),
-        words={"rise": fmt.share(rise), "work": work, **cause.words},
+        words={"rise": fmt.share(rise), "work": work, "what": grows, **cause.words},
         phase=cause.phase,
         ranks=cause.ranks,
-        evidence={"since_step": step, "before_ms": before_ms, "after_ms": after_ms, "where": cause.name},
+        evidence={**evidence, "where": cause.name},
         cost_ms=cost_ms,
+        summary=None if ramp is None else _GREW,
+        action=None if ramp is None else "Find out what grows with each step: {what}.",
     )
 
 
-def _grown(view: TimeView, ramp: Ramp, mean_ns: float, cause: Cause) -> Measured:
-    """Step time that rose little by little."""
-    window, rise = view.window, ramp.end / ramp.start - 1
-    cost_ms = (mean_ns - ramp.start) / 1e6
-    first, last = (int(window.steps[at]) for at in (ramp.first, min(ramp.last, window.count - 1)))
-    return Measured(
-        level=rise - window.cpu_delay_share,
-        score=cost_ms / max(view.step_ms, 1e-9),
-        words={"rise": fmt.share(rise), "what": _WHAT_GROWS.get(cause.phase, _GROWS), **cause.words},
-        phase=cause.phase,
-        ranks=cause.ranks,
-        evidence={
-            "since_step": first,
-            "until_step": last,
-            "before_ms": ramp.start / 1e6,
-            "after_ms": ramp.end / 1e6,
-            "where": cause.name,
-        },
-        cost_ms=cost_ms,
-        summary="Steps grew steadily from {before_ms} (step {since_step}) to {after_ms} (step {until_step}), "
-        "+{rise}; {where}.",
-        action="Find out what grows with each step: {what}.",
-    )
-
-
+_GREW: Final = (
+    "Steps grew steadily from {before_ms} (step {since_step}) to {after_ms} (step {until_step}), +{rise}; "
+    "{where}."
+)
 _GROWS: Final = (
     "a list, a cache, a graph kept by a loss or a hidden state without detach(), or a log that is written "
     "again each time"
@@ -176,12 +164,20 @@ def jitter(view: TimeView) -> Measured | None:
     extra_ms = lost / len(slow) / 1e6
     cause = _find_cause(view, slow, others, np.mean, extra_ms)
     words = cause.words
-    words["where"] += _more_batches(view.window, slow, others)
+    more, batches = _more_batches(view.window, slow, others)
+    words["where"] += f"; they take {batches}" if more > 1 else ""  # no riddle
     level = share
     if period is None:  # a busy machine also makes slow steps, but not at regular intervals
         level = beyond_delay(share, view.window.cpu_delay_share)
         level = level if cause.name else min(level, MOST_WITHOUT_CAUSE)
-    when = f"every {period} steps" if period else _which(numbers[slow], len(steps))
+    stretch, at = find_stretch(numbers[slow]), [str(number) for number in numbers[slow]]
+    when = f"{len(slow)} of {len(steps)} steps, irregular"
+    if period:
+        when = f"every {period} steps"
+    elif stretch is not None:
+        when = f"{len(slow)} of {len(steps)} steps, mostly steps {stretch[0]} to {stretch[1]}"
+    elif len(slow) <= MOST_NAMED:
+        when = f"{', '.join(at[:-1])} and {at[-1]} of {len(steps)} steps"
     return Measured(
         level=level,
         score=share,
@@ -200,23 +196,7 @@ def jitter(view: TimeView) -> Measured | None:
     )
 
 
-def _which(slow: NDArray[np.int64], count: int) -> str:
-    """Slow steps without a period: a stretch, or steps here and there."""
-    stretch = find_stretch(slow)
-    if stretch is not None:
-        return f"{len(slow)} of {count} steps, mostly steps {stretch[0]} to {stretch[1]}"
-    if len(slow) <= MOST_NAMED:
-        return f"{', '.join(map(str, slow[:-1]))} and {slow[-1]} of {count} steps"
-    return f"{len(slow)} of {count} steps, irregular"
-
-
-def _more_batches(window: w.Window, slow: Any, others: Any) -> str:
-    """Slow steps that take more batches than the others are no riddle."""
-    more, words = more_batches(window, slow, others)
-    return f"; they take {words}" if more > 1 else ""
-
-
-def more_batches(window: w.Window, slow: Any, others: Any) -> tuple[float, str]:
+def _more_batches(window: w.Window, slow: Any, others: Any) -> tuple[float, str]:
     """How many times as many batches these steps take as the others, and that in words."""
     if not window.more_batches.any():
         return 1.0, ""
@@ -235,9 +215,8 @@ def _find_cause(
     typical[w.WAIT] = w.median_over_ranks(view.net_wait)
     typical[GARBAGE_COLLECTION] = w.median_over_ranks(window.gc_ns)
     more = {k: float(level(v[slow]) - np.median(v[others])) / 1e6 for k, v in typical.items()}
-    cause = explaining(more, extra_ms)
-    if cause.name == w.WAIT:
-        return replace(cause, place=_place(window.wait_places[:, slow].mean(axis=(0, 1)), window, others))
+    usual = window.wait_places[:, others].mean(axis=(0, 1))
+    cause = _explaining(more, extra_ms, window.wait_places[:, slow].mean(axis=(0, 1)) - usual)
     if cause.name not in ("", w.SYNC) or len(window.ranks) < 2:
         return cause
     # The typical rank only waits: what it waits for is on the last rank of the step, or of the one before if
@@ -252,22 +231,17 @@ def _find_cause(
         late[key] = float(level(mine) - np.median(window.series(key).medians[others])) / 1e6
     at, times = np.unique(last, return_counts=True)
     fixed = times.max() >= FIXED_SHARE * len(last)
-    late_cause = explaining(late, extra_ms, (window.ranks[int(at[times.argmax()])],) if fixed else ())
-    if late_cause.name == w.WAIT:
-        mine = window.wait_places[last, steps].mean(axis=0)
-        return replace(late_cause, place=_place(mine, window, others))
+    places = window.wait_places[last, steps].mean(axis=0) - usual
+    named = (window.ranks[int(at[times.argmax()])],) if fixed else ()
+    late_cause = _explaining(late, extra_ms, places, named)
     return late_cause if late_cause.name else cause
 
 
-def _place(slow: w.Floats, window: w.Window, others: Any) -> str:
-    """Where in the step slow steps, with this much at each place, wait longer than the others."""
-    more = slow - window.wait_places[:, others].mean(axis=(0, 1))
-    return c.WAIT_PLACES[int(np.argmax(more))].where
-
-
-def explaining(more_ms: dict[str, float], extra_ms: float, ranks: tuple[int, ...] = ()) -> Cause:
+def _explaining(
+    more_ms: dict[str, float], extra_ms: float, places: w.Floats, ranks: tuple[int, ...] = ()
+) -> Cause:
     """The largest of these if it explains enough, otherwise the two largest. Garbage collection comes first:
-    it runs inside phases."""
+    it runs inside phases. If it is wait, the largest of `places` says where."""
     collected = more_ms.pop(GARBAGE_COLLECTION, 0.0)
     if extra_ms <= 0:
         return Cause(ranks=ranks)
@@ -276,8 +250,106 @@ def explaining(more_ms: dict[str, float], extra_ms: float, ranks: tuple[int, ...
     shares = {name: min(1.0, more / extra_ms) for name, more in more_ms.items()}
     largest = sorted(shares, key=lambda k: -more_ms[k])
     if shares[largest[0]] >= EXPLAINED_SHARE:
-        return Cause(largest[0], ((largest[0], shares[largest[0]]),), ranks)
+        place = c.WAIT_PLACES[int(np.argmax(places))].where if largest[0] == w.WAIT else ""
+        return Cause(largest[0], ((largest[0], shares[largest[0]]),), ranks, place)
     return Cause("", tuple((k, shares[k]) for k in largest[:2] if shares[k] >= WORTH_A_WORD), ranks)
+
+
+def stall(view: TimeView) -> Measured | None:
+    """One or two single steps cost a large part of all time. More of them are JITTER."""
+    window, at = view.window, view.stalls
+    if not len(at):
+        return None
+    typical = float(np.median(view.slowest_steps))
+    lost = float((view.slowest_steps[at] - typical).sum())
+    share = lost / float(window.net_step_ns.sum(axis=1).max())
+    longest = at[np.argmax(view.slowest_steps[at])]
+    stops = {i: _find_stop(view, i, float(view.slowest_steps[i]) - typical) for i in (longest, *at)}
+    main, works, clauses = stops[longest], {}, []
+    everyone = "the training" if len(window.ranks) < 2 else "all ranks"
+    stopped: dict[str, list[str]] = {}
+    for i, stop in stops.items():
+        more, batches = _more_batches(window, i, slice(None))
+        longer = float(view.slowest_steps[i] / typical)
+        # A step that ran the model more often by about as much as it took longer was not stopped.
+        works[i] = f", with {batches}" if more > 1 and more >= longer / 2 else ""
+        took = fmt.seconds(float(view.slowest_steps[i]) / 1e9)
+        clauses.append(f"Step {window.steps[i]} took {took}, {stop.words['where']}{works[i]}")
+        who = _named(stop.ranks) if stop.ranks else everyone
+        stopped.setdefault(who, []).append(f"step {window.steps[i]}")
+    what = " and ".join(f"{who} in {' and '.join(steps)}" for who, steps in stopped.items())
+    return Measured(
+        level=beyond_delay(share, window.cpu_delay_share),
+        score=share,
+        words={"steps": ". ".join(clauses), "what": what},
+        action=_DOES_MORE if works[longest] else None,
+        phase=main.phase,
+        ranks=tuple(sorted({rank for stop in stops.values() for rank in stop.ranks})),
+        evidence={
+            "step": int(window.steps[longest]),
+            "stalled_steps": len(at),
+            "extra_ms": (float(view.slowest_steps[longest]) - typical) / 1e6,
+            "typical_ms": typical / 1e6,
+            "where": main.name,
+            "place": main.place,
+            "slowest_step_ms": float(window.net_step_ns.mean(axis=1).max()) / 1e6,
+        },
+        cost_ms=lost / window.count / 1e6,
+    )
+
+
+_DOES_MORE: Final = (
+    "Check that step {step} should do so much more than the others (L-BFGS, accumulation). If it should, "
+    "nothing stopped it."
+)
+
+
+def _find_stop(view: TimeView, at: int, extra_ns: float) -> Cause:
+    """Where one step spent its extra time: on the ranks whose own work took longer, or, if that is none of
+    them, on all ranks, which then waited for each other. In the first steps and without sync times a rank
+    waits in its passes, so one that spent the time elsewhere is the one that the others waited for."""
+    window = view.window
+
+    def beyond_usual(values: w.Floats) -> w.Floats:
+        found: w.Floats = values[:, at] - np.median(values, axis=1)
+        return found
+
+    more = {k: beyond_usual(window.of(k)) for k in window.keys}
+    mine = beyond_usual(window.own_work.values) >= 0.5 * extra_ns
+    passes = (w.BACKWARD, w.SYNC, *((w.FORWARD,) if window.steps[at] <= FIRST_STEPS else ()))
+    elsewhere = np.max([more[k] for k in more if k not in passes], axis=0) >= 0.5 * extra_ns
+    mine = mine & elsewhere if (mine & elsewhere).any() else mine
+    some = mine.any() and not mine.all()
+    rows = np.flatnonzero(mine) if some else np.arange(len(mine))
+    more[GARBAGE_COLLECTION] = beyond_usual(window.gc_ns)
+    more_ms = {k: float(values[rows].mean()) / 1e6 for k, values in more.items()}
+    named = tuple(window.ranks[row] for row in rows) if some else ()
+    return _explaining(more_ms, extra_ns / 1e6, window.wait_places[rows, at].sum(axis=0), named)
+
+
+def dropped_steps(view: TimeView) -> Measured | None:
+    """Steps that began but never completed took long: the script caught an exception or skipped a batch."""
+    window = view.window
+    if not window.dropped_ns.any() and not len(view.skipping):
+        return None
+    skipped_ns = view.skipped_ns
+    each_ns = skipped_ns + window.dropped_ns if window.dropped_ns.size else skipped_ns
+    lost = each_ns.sum(axis=1)
+    row = int(np.argmax(lost))
+    longest = int(np.argmax(each_ns[row]))
+    whole = window.net_step_ns[row].sum() + (lost - skipped_ns.sum(axis=1))[row]
+    share = float(lost[row] / whole)
+    return Measured(
+        level=share,
+        score=share,
+        ranks=(window.ranks[row],) if len(window.ranks) > 1 else (),
+        evidence={
+            "lost_ms": float(lost[row]) / 1e6,
+            "times": int(np.count_nonzero(each_ns[row])),
+            "step": int(window.steps[longest]),
+            "longest_ms": float(each_ns[row, longest]) / 1e6,
+        },
+    )
 
 
 RULES: Final[tuple[Rule[TimeView], ...]] = (
@@ -304,5 +376,23 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
         "Find out what is different in those steps; look at {place}.",
         Thresholds(of="{} of the training time lost in slow steps"),
         unless_same_phase=True,
+    ),
+)
+SINGLE_RULES: Final[tuple[Rule[TimeView], ...]] = (
+    Rule(
+        "STALL",
+        stall,
+        "{steps}. A typical step takes {typical_ms}. That cost {score} of the training time.",
+        "Find out what stopped {what}: storage, network, a lock, other jobs on the machine.",
+        Thresholds(of="{} of the training time lost in one or two steps"),
+    ),
+    Rule(
+        "DROPPED_STEPS",
+        dropped_steps,
+        "{lost_ms} of the training time ({score}) went into steps that were not completed ({times}); the "
+        "longest took {longest_ms}, before step {step} was completed.",
+        "Look at the exception that the script catches there, or its reason to skip a batch (lack of memory, "
+        "bad data).",
+        Thresholds(of="{} of the training time"),
     ),
 )

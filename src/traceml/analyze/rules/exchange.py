@@ -9,7 +9,6 @@ from traceml.analyze.rules.rule import WARN_SHARE, Measured, Rule, beyond_delay,
 from traceml.analyze.views import CALLS_OF_ANY_STEP, RankView
 from traceml.schema import catalog as c
 from traceml.schema import fmt
-from traceml.schema.summary import EvidenceValue
 
 NOTABLE_WAIT: Final = 0.05
 STARTING_NS: Final = 300e3
@@ -33,8 +32,14 @@ def comm_bound(view: RankView) -> Measured | None:
     cost_ms = float(exchange.mean()) / 1e6
     share = cost_ms / step_ms
     typical = float(w.frequent_level(exchange / window.net_step_ns.mean(axis=0)))
-    saves_ms, most = _most_saved_ms(window), most_exchanges(window)
-    evidence: dict[str, EvidenceValue] = {"sync_ms": cost_ms, "step_ms": step_ms, "saves_ms": saves_ms}
+    most, saves_ms = _most_exchanges(window), None
+    rest_ns = float(window.own_work.values.max(axis=0).mean())
+    # What a step without any exchange could save at most: the exchange, and what prepares it after backward.
+    # Unknown if starting so many of them may be a notable part of the other phases, too.
+    if STARTING_NS * most <= NEGLIGIBLE_SHARE * rest_ns:
+        prepares = window.wait_places[:, :, c.WAIT_BACKWARD - c.FIRST_WAIT].max(axis=0)
+        saves_ms = float((exchange + prepares).mean()) / 1e6
+    times = {"sync_ms": cost_ms, "step_ms": step_ms, "saves_ms": saves_ms}
     together = float(window.own_work.values.sum(axis=0).mean()) / 1e6 / step_ms
     in_turn = LEAST_IN_TURN <= together <= MOST_IN_TURN
     combine = saves_ms is None and most >= MANY_EXCHANGES
@@ -43,7 +48,7 @@ def comm_bound(view: RankView) -> Measured | None:
         score=share,
         words={"most": fmt.count(most)},
         phase=w.SYNC,
-        evidence={"share": share, "typical_share": typical, **evidence},
+        evidence={"share": share, "typical_share": typical, **times},
         cost_ms=cost_ms,
         summary=_IN_TURN if in_turn else None,
         action=_COMBINE if combine else _OVERLAP_STAGES if in_turn else None,
@@ -66,22 +71,12 @@ _COMBINE: Final = (
 )
 
 
-def most_exchanges(window: w.Window) -> int:
+def _most_exchanges(window: w.Window) -> int:
     """What a typical step has at most: the timed calls that are no part of every training step."""
     if not window.switches.size:
         return 0
     usual = CALLS_OF_ANY_STEP + CALLS_OF_A_BATCH * window.batches_per_step
     return max(0, round(float(np.median(window.switches)) - usual))
-
-
-def _most_saved_ms(window: w.Window) -> float | None:
-    """What a step without any exchange could save at most: the exchange, and what prepares it after the
-    backward pass. None if starting so many of them may be a notable part of the other phases, too."""
-    rest_ns = float(window.own_work.values.max(axis=0).mean())
-    if STARTING_NS * most_exchanges(window) > NEGLIGIBLE_SHARE * rest_ns:
-        return None
-    prepares = window.wait_places[:, :, c.WAIT_BACKWARD - c.FIRST_WAIT].max(axis=0)
-    return float((window.of(w.SYNC).min(axis=0) + prepares).mean()) / 1e6
 
 
 def sync_share(view: RankView) -> Measured | None:
@@ -92,9 +87,8 @@ def sync_share(view: RankView) -> Measured | None:
     share = 1e6 * sync_ms / float(np.median(view.window.net_step_ns))
     if share < WARN_SHARE:
         return None
-    waiting_ms = max(sync_ms - exchange_ms, 0.0)
-    evidence: dict[str, EvidenceValue] = {"exchange_ms": exchange_ms, "waiting_ms": waiting_ms}
-    return Measured(level=share, score=share, evidence={"share": share, **evidence})
+    times = {"exchange_ms": exchange_ms, "waiting_ms": max(sync_ms - exchange_ms, 0.0)}
+    return Measured(level=share, score=share, evidence={"share": share, **times})
 
 
 def wait_for_outside(view: RankView) -> Measured | None:

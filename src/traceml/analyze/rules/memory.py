@@ -1,12 +1,14 @@
 """Step-memory diagnoses: pressure, imbalance and growth; on resident memory if there is no accelerator."""
 
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from traceml.analyze.resource_views import MemoryView
 from traceml.analyze.rules.rule import Measured, Rule, Thresholds, informational
-from traceml.analyze.window import Floats, median_low
+from traceml.analyze.window import Floats, median_low, median_over_ranks
 from traceml.schema import fmt
 from traceml.schema.summary import Finding
 
@@ -14,6 +16,38 @@ TREND_STEPS: Final = 50
 TREND_SAMPLES: Final = 20
 SLICES: Final = 10
 SMALL_IMBALANCE_BYTES: Final = 256e6
+CERTAIN: Final = {"least_bytes": 64e6, "least_share": 0.05, "pairs": SLICES // 2, "steady": 0.85}
+EARLY: Final = {"least_bytes": 32e6, "least_share": 0.02, "pairs": SLICES // 2 - 1, "steady": 0.6}
+
+
+@dataclass(frozen=True)
+class MemoryView:
+    """Peak memory per step: of the device if every rank has it, otherwise of the processes."""
+
+    ranks: tuple[int, ...]
+    steps: NDArray[np.int64]
+    memory: str  # device | rss
+    values: dict[str, Floats]  # by metric, (rank, step); NaN where it was not read
+    capacities: Floats | None = None  # of each rank's device or machine; None unless all are known
+    workers: dict[int, Floats] = field(default_factory=dict)  # bytes of each rank's loader workers, by sample
+
+    @property
+    def peak(self) -> Floats:
+        return self.values["peak_allocated_bytes" if self.memory == "device" else "rss_bytes"]
+
+    @property
+    def reserved(self) -> Floats:
+        """What is taken from the capacity."""
+        return self.values["peak_reserved_bytes"] if self.memory == "device" else self.peak
+
+    @cached_property
+    def typical_peak(self) -> Floats:
+        """For each step the median over ranks."""
+        return median_over_ranks(self.peak)
+
+    @property
+    def noun(self) -> str:
+        return "device memory" if self.memory == "device" else "resident memory of the process"
 
 
 def high_pressure(view: MemoryView) -> Measured | None:
@@ -52,73 +86,55 @@ def imbalance(view: MemoryView) -> Measured | None:
 
 def creep_confirmed(view: MemoryView) -> Measured | None:
     """Memory grows through the whole window, on the worst and on the typical rank, and is still growing."""
-    return _creep(view, least_bytes=64e6, least_share=0.05, pairs=SLICES // 2, steady=0.85)
+    return _creep(view, CERTAIN)
 
 
 def creep_early(view: MemoryView) -> Measured | None:
     """The early form of memory creep: a rise that is not yet large or steady enough to be certain."""
-    return _creep(view, least_bytes=32e6, least_share=0.02, pairs=SLICES // 2 - 1, steady=0.6)
+    return _creep(view, EARLY)
 
 
-def _creep(view: MemoryView, **limits: float) -> Measured | None:
+def _creep(view: MemoryView, limits: dict[str, float]) -> Measured | None:
     if len(view.steps) < TREND_STEPS:
         return None
     at = int(np.argmax(view.peak[:, -len(view.steps) // SLICES :].mean(axis=1)))
     worst, typical = _growth(view.peak[at], **limits), _growth(view.typical_peak, **limits)
     if worst is None or typical is None:
         return None
-    start, rise = worst
-    end, per_step = start + rise, rise / len(view.steps) * SLICES / (SLICES - 1)
+    found, per_step = _grown(view.ranks[at], worst, len(view.steps), 1)
     capacity = None if view.capacities is None else float(view.capacities[at])
-    left = None if capacity is None else max(0.0, (capacity - end) / per_step)
-    return Measured(
-        level=1.0,
-        score=min(1.0, rise / max(start, 1.0)),
-        words={
-            "start": fmt.size(start),
-            "end": fmt.size(end),
-            "steps": fmt.count(len(view.steps)),
-            "rate": fmt.size(per_step),
-            "full": f"; at this rate, memory is full after {fmt.count(left)} more steps" if left else "",
-            "noun": view.noun,
-        },
-        ranks=(view.ranks[at],),
-        evidence={
-            "rise_bytes": rise,
-            "bytes_per_step": per_step,
-            "steps_until_full": left,
-            "memory": view.memory,
-        },
-    )
+    left = None if capacity is None else max(0.0, (capacity - sum(worst)) / per_step)
+    full = f"; at this rate, memory is full after {fmt.count(left)} more steps" if left else ""
+    found.words.update(full=full, noun=view.noun)
+    found.evidence.update(steps_until_full=left, memory=view.memory)
+    return found
 
 
 def worker_creep(view: MemoryView) -> Measured | None:
     """The memory of a rank's loader workers grows through the whole window, and is still growing."""
-    grown = {
-        rank: found
-        for rank, held in view.workers.items()
-        if len(held) >= TREND_SAMPLES
-        and (found := _growth(held, least_bytes=64e6, least_share=0.05, pairs=SLICES // 2, steady=0.85))
-    }
+    long = {rank: held for rank, held in view.workers.items() if len(held) >= TREND_SAMPLES}
+    grown = {rank: growth for rank, held in long.items() if (growth := _growth(held, **CERTAIN))}
     if not grown or len(view.steps) < TREND_STEPS:
         return None
     rank = max(grown, key=lambda r: grown[r][1])
-    start, rise = grown[rank]
-    steps = int(view.steps[-1] - view.steps[0]) + 1
+    found, _ = _grown(rank, grown[rank], int(view.steps[-1] - view.steps[0]) + 1, 100)
+    found.evidence.update(ranks_growing=len(grown))
+    return found
+
+
+def _grown(rank: int, growth: tuple[float, float], steps: int, per: int) -> tuple[Measured, float]:
+    """The finding about this growth over so many steps, with its rate per so many, and the bytes per step."""
+    start, rise = growth
     per_step = rise / steps * SLICES / (SLICES - 1)
-    return Measured(
+    words = {"start": start, "end": start + rise, "rate": per * per_step}
+    found = Measured(
         level=1.0,
         score=min(1.0, rise / max(start, 1.0)),
-        words={
-            "rank": f"r{rank}",
-            "start": fmt.size(start),
-            "end": fmt.size(start + rise),
-            "steps": fmt.count(steps),
-            "rate": fmt.size(100 * per_step),
-        },
+        words={"rank": f"r{rank}", "steps": fmt.count(steps), **{k: fmt.size(v) for k, v in words.items()}},
         ranks=(rank,),
-        evidence={"rise_bytes": rise, "bytes_per_step": per_step, "ranks_growing": len(grown)},
+        evidence={"rise_bytes": rise, "bytes_per_step": per_step},
     )
+    return found, per_step
 
 
 def _growth(

@@ -9,14 +9,8 @@ from traceml.analyze import window as w
 from traceml.analyze.patterns import find_stretch
 from traceml.analyze.rules import exchange
 from traceml.analyze.rules.exchange import phase_name
-from traceml.analyze.rules.rule import (
-    CRIT_SHARE,
-    EXPLAINED_SHARE,
-    WARN_SHARE,
-    Measured,
-    Rule,
-)
-from traceml.analyze.views import MOST_NAMED, Burden, Excess, LateRanks, RankView
+from traceml.analyze.rules.rule import CRIT_SHARE, EXPLAINED_SHARE, WARN_SHARE, Measured, Rule
+from traceml.analyze.views import MOST_NAMED, Excess, LateRanks, RankView
 from traceml.analyze.window import RankSeries
 from traceml.schema import catalog as c
 from traceml.schema import fmt
@@ -30,10 +24,12 @@ def _straggler(view: RankView, series: RankSeries, phase: str, what: str) -> Mea
     found = view.excess(series)
     if view.coupled and not _is_waited_for(view, found, phase):
         return None
-    share = found.ns / view.typical_step_ns
-    often = _how_often(view, found)
+    share, often, uneven = found.ns / view.typical_step_ns, "nearly every step", _uneven_work(view, found)
     effect = "the others wait for it" if view.coupled else "the ranks do not wait for each other"
-    uneven = _uneven_work(view, found)
+    if (late := float(np.mean(found.is_late))) < NEARLY_EVERY:
+        stretch = find_stretch(view.window.steps[found.is_late])
+        where = "" if stretch is None else f", mostly steps {stretch[0]} to {stretch[1]}"
+        often = f"{fmt.share(late)} of the steps{where}"
     return Measured(
         level=share,
         score=share,
@@ -56,16 +52,6 @@ def _straggler(view: RankView, series: RankSeries, phase: str, what: str) -> Mea
     )
 
 
-def _how_often(view: RankView, found: Excess) -> str:
-    """In which steps the rank is late: nearly all, a stretch of them, or a share."""
-    share = float(np.mean(found.is_late))
-    if share >= NEARLY_EVERY:
-        return "nearly every step"
-    stretch = find_stretch(view.window.steps[found.is_late])
-    where = "" if stretch is None else f", mostly steps {stretch[0]} to {stretch[1]}"
-    return f"{fmt.share(share)} of the steps{where}"
-
-
 def _uneven_work(view: RankView, found: Excess) -> str:
     """That the late rank has more samples or tokens than the others, if that explains most of its excess."""
     for name, amounts in (("samples", view.window.samples), ("tokens", view.window.tokens)):
@@ -84,7 +70,10 @@ def _is_waited_for(view: RankView, found: Excess, phase: str) -> bool:
     for another reason, they wait for both."""
     kin = w.MODEL if phase in w.MODEL else (phase,)
     rivals = [b for b in view.burdens if b.at != found.at and b.phase not in kin and b.ns >= 0.5 * found.ns]
-    if found.at != view.culprit or view.most_are_late or rivals:
+    means = view.window.own_work.rank_means
+    border = means.max() - (1 - EXPLAINED_SHARE) * (means.max() - means.min())
+    most_are_late = np.sum(means >= border) > len(means) / 2  # a few are early, and none is to blame
+    if found.at != view.culprit or most_are_late or rivals:
         return False
     whole_ns = view.excess(view.window.own_work, found.at).ns
     makes_up_elsewhere = whole_ns < 0.5 * found.ns
@@ -98,10 +87,11 @@ def _several_late(
     if (each_ns < EXPLAINED_SHARE * whole_ns).any() or (whole_ns <= 0).any():
         return None
     advice = "inspect their input path, their own work and their machines"
+    runs = ", ".join(f"r{rank} in steps {first} to {last}" for rank, first, last in late.runs)
     return Measured(
         level=late.level,
         score=late.share,
-        words={"rank": _names(view, late.at), "what": what, "advice": advice, "runs": _runs(late)},
+        words={"rank": _names(view, late.at), "what": what, "advice": advice, "runs": runs},
         phase=phase,
         ranks=tuple(view.window.ranks[at] for at in late.at),
         evidence={
@@ -160,11 +150,6 @@ _EVEN_OUT: Final = (
 )
 
 
-def _runs(late: LateRanks) -> str:
-    """`r0 in steps 2 to 40, r1 in steps 41 to 80`."""
-    return ", ".join(f"r{rank} in steps {first} to {last}" for rank, first, last in late.runs)
-
-
 def _names(view: RankView, at: tuple[int, ...]) -> str:
     if not at:
         return "The ranks"
@@ -184,8 +169,13 @@ def compute_straggler(view: RankView) -> Measured | None:
     """One rank, or a different one in each step, spends longer on forward, local backward or optimizer."""
     if view.uneven_in_both:
         return None  # reported as STRAGGLER
+    return _straggler(view, view.compute, *_compute_words(view))
+
+
+def _compute_words(view: RankView) -> tuple[str, str]:
+    """The most uneven phase of compute, and how it is said."""
     phase = view.most_uneven(view.compute_phases, view.compute)
-    return _straggler(view, view.compute, phase, f"compute (mostly {w.LABELS[phase]})")
+    return phase, f"compute (mostly {w.LABELS[phase]})"
 
 
 def h2d_straggler(view: RankView) -> Measured | None:
@@ -215,26 +205,24 @@ def _generic_straggler(view: RankView) -> Measured | None:
     both = view.window.of(w.INPUT) + view.compute.values
     if view.uneven_in_both:
         advice = "inspect its input path, its own work and its machine"
-        found = _straggler(view, RankSeries(both), w.INPUT, _both_in_words(view))
+        parts = {w.LABELS[w.INPUT]: view.window.series(w.INPUT), _compute_words(view)[1]: view.compute}
+        more = (
+            f"{fmt.ms(view.excess(each, view.culprit).ns / 1e6)} of {name}" for name, each in parts.items()
+        )
+        what = f"input and compute together ({' and '.join(more)} more than the others)"
+        found = _straggler(view, RankSeries(both), w.INPUT, what)
         found = found and replace(found, phase=None)  # no single one
     else:
         rest = RankSeries(own.values - both - view.window.of(w.H2D))
         phase = view.most_uneven((*w.OUTSIDE, *view.window.user_keys, w.WAIT), rest)
         advice = _OUTSIDE_ADVICE.get(phase, _OUTSIDE_ADVICE[w.WAIT])
-        found = _straggler(view, rest, phase, _outside_words(view, phase, int(np.argmax(rest.rank_means))))
+        what = f"work outside the training step (mostly {phase_name(phase)})"
+        if phase == w.WAIT:
+            what = f"unattributed work (mostly {_wait_place(view, int(np.argmax(rest.rank_means)))})"
+        found = _straggler(view, rest, phase, what)
     if found is not None:
         found.words["advice"] = advice
     return found
-
-
-def _both_in_words(view: RankView) -> str:
-    phase = view.most_uneven(view.compute_phases, view.compute)
-    parts = (
-        (w.LABELS[w.INPUT], view.window.series(w.INPUT)),
-        (f"compute (mostly {w.LABELS[phase]})", view.compute),
-    )
-    more = (f"{fmt.ms(view.excess(series, view.culprit).ns / 1e6)} of {name}" for name, series in parts)
-    return f"input and compute together ({' and '.join(more)} more than the others)"
 
 
 def _for_different_reasons(view: RankView) -> Measured | None:
@@ -246,15 +234,19 @@ def _for_different_reasons(view: RankView) -> Measured | None:
     pace_ns = float((own.values - relief[:, None]).max(axis=0).mean())
     cost_ns = float(own.values.max(axis=0).mean()) - pace_ns
     share, heaviest = cost_ns / view.typical_step_ns, float(relief.max()) / view.typical_step_ns
-    is_in_the_way = own.rank_means > pace_ns if share >= WARN_SHARE else relief >= relief.max()
+    is_late = share >= WARN_SHARE
+    is_in_the_way = own.rank_means > pace_ns if is_late else relief >= relief.max()
     burdens = [b for b in view.burdens if is_in_the_way[b.at]]
     at = tuple(dict.fromkeys(b.at for b in burdens))
-    parts = [f"{view.name(b.at)} {fmt.ms(b.ns / 1e6)} on {_burden_words(view, b)}" for b in burdens]
+    parts = [
+        f"{view.name(b.at)} {fmt.ms(b.ns / 1e6)} on "
+        + (f"unattributed work ({_wait_place(view, b.at)})" if b.phase == w.WAIT else phase_name(b.phase))
+        for b in burdens
+    ]
     more = f" and {len(parts) - MOST_NAMED} more" if len(parts) > MOST_NAMED else ""
     worst = int(np.argmax(own.rank_means))
     alone_ms = view.saving_ms(worst)
     level = share if heaviest < CRIT_SHARE else max(share, WARN_SHARE)
-    is_late = share >= WARN_SHARE
     return Measured(
         level=level - view.window.cpu_delay_share,
         score=share,
@@ -280,24 +272,11 @@ def _for_different_reasons(view: RankView) -> Measured | None:
     )
 
 
-def _burden_words(view: RankView, burden: Burden) -> str:
-    if burden.phase == w.WAIT:
-        return f"unattributed work ({_wait_place(view, burden.at)})"
-    return phase_name(burden.phase)
-
-
 def _wait_place(view: RankView, at: int) -> str:
     """Where in the step this rank spends more unattributed time than the others."""
     places = view.window.wait_places
     others = np.delete(places, at, axis=0).mean(axis=0)
     return c.WAIT_PLACES[int(np.argmax((places[at] - others).sum(axis=0)))].where
-
-
-def _outside_words(view: RankView, phase: str, at: int) -> str:
-    """What a rank does outside input and model work."""
-    if phase != w.WAIT:
-        return f"work outside the training step (mostly {phase_name(phase)})"
-    return f"unattributed work (mostly {_wait_place(view, at)})"
 
 
 _OUTSIDE_ADVICE: Final = {

@@ -1,10 +1,10 @@
 """System and process diagnoses: pressure around the training. Context, rarely a cause."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Final
 
-from traceml.analyze.resource_views import GaugeView
 from traceml.analyze.rules.rule import Measured, Rule, Thresholds
 from traceml.schema import fmt
 
@@ -12,6 +12,20 @@ LOW_GPU_PERCENT: Final = 30.0
 BUSY_GPU_PERCENT: Final = 70.0
 SMALL_OVERHANG_BYTES: Final = 1e9
 SMALL_IMBALANCE_BYTES: Final = 256e6
+
+
+@dataclass(frozen=True, slots=True)
+class GaugeView:
+    """Mean and peak of each gauge while the ranks trained, and what they are compared with."""
+
+    mean: dict[str, float | None]
+    peak: dict[str, float | None]
+    gpu_used_by_rank: dict[int, float] = field(default_factory=dict)
+    cores: int = 1
+    ram_total: float | None = None
+    gpu_capacity: float | None = None
+    on_cpu: bool = True  # the model trains on the CPU
+    samples: int = 0
 
 
 def _gauge(over: str, key: str, doc: str) -> Callable[[GaugeView], Measured | None]:

@@ -14,11 +14,11 @@ from relay_nodes import DEADLINE_S, Rank, live, make_run, pump_both, steps, unti
 
 from traceml.monitor.relay.background import Relay as RelayThread
 from traceml.monitor.relay.client import RelayClient
-from traceml.monitor.relay.protocol import Limits
 from traceml.monitor.relay.server import RelayServer
+from traceml.monitor.relay.store import Limits
 from traceml.monitor.this_node import ThisNode
-from traceml.recording.events import EventsTail
 from traceml.recording.layout import STATE_CLOSED
+from traceml.recording.lines import EventsTail
 from traceml.recording.reader import RecordingReader
 from traceml.recording.tail import Tail
 from traceml.recording.writer import RecordingWriter

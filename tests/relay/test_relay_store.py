@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from relay_nodes import COLUMNS, Rank, make_run, steps
 
-from traceml.monitor.relay.protocol import Limits, Piece, Status
-from traceml.monitor.relay.store import NodeStore, digest_before
+from traceml.monitor.relay.protocol import Piece, Status
+from traceml.monitor.relay.store import Limits, NodeStore, digest_before
 from traceml.recording import layout
 from traceml.recording.reader import RecordingReader
 

@@ -64,10 +64,8 @@ class Mirror:
 
     @failsafe("copying the run to its folder", None)
     def _copy(self) -> None:
-        from traceml.monitor.relay.merge import catch_up
-        from traceml.monitor.relay.outbox import Outbox
-        from traceml.monitor.relay.protocol import Limits
-        from traceml.monitor.relay.store import NodeStore
+        from traceml.monitor.relay.outbox import Outbox, catch_up
+        from traceml.monitor.relay.store import Limits, NodeStore
         from traceml.recording.rollup import Roller
 
         self._outbox = Outbox(self._local, node_rank=None, files_at_once=None)

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from traceml.monitor.environment import oom_kills, oom_kills_since
 from traceml.monitor.exit_times import Exit, ExitTimes
+from traceml.monitor.machine import oom_kills, oom_kills_since
 from traceml.recording.layout import STATE_REPLACED, STATE_RUNNING
 from traceml.recording.tail import RankTail, Tail
 from traceml.runs.liveness import is_running

@@ -65,8 +65,8 @@ class Relay:
             raise TraceMLError("the process limit leaves no threads for it")
         raise_descriptor_limit()
         from traceml.monitor.relay.client import RelayClient
-        from traceml.monitor.relay.protocol import Limits
         from traceml.monitor.relay.server import RelayServer
+        from traceml.monitor.relay.store import Limits
 
         end: RelayServer | RelayClient
         if self._node.is_first:

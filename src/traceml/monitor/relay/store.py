@@ -11,22 +11,36 @@ import hashlib
 import os
 import re
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from traceml.errors import TraceMLError
 from traceml.files import open_regular, replacing
-from traceml.monitor.relay.protocol import Answer, Limits, Piece, Question, State, Status
+from traceml.monitor.relay.protocol import Answer, Piece, Question, State, Status
 from traceml.recording import layout
 from traceml.recording.writer import write_all
 
-_ROWS: Final = re.compile(r"rank-[0-9]{1,7}\.[0-9]{1,10}\.(?:steps|device)|(?:system|process)\.gauges")
-_LINES: Final = re.compile(
-    r"rank-[0-9]{1,7}\.[0-9]{1,10}\.layers\.jsonl|(?:rank-[0-9]{1,7}\.[0-9]{1,10}|monitor|early)\.events\.jsonl"
+_RANK: Final = r"rank-[0-9]{1,7}\.[0-9]{1,10}"
+_TRAVELS: Final = re.compile(
+    r"(?P<mark>seen-[a-z0-9_]{1,32})"
+    rf"|(?P<rows>{_RANK}\.(?:steps|device)|(?:system|process)\.gauges)"
+    rf"|(?P<lines>{_RANK}\.layers\.jsonl|(?:{_RANK}|monitor|early)\.events\.jsonl)"
 )
-_MARK: Final = re.compile(r"seen-[a-z0-9_]{1,32}")
 _NODE: Final = re.compile(r"\.node[0-9]{1,7}(?=\.)")
 _CHECKED_BYTES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one node may take of node 0's disk."""
+
+    files: int = 1024
+    node_bytes: int = 64 * 1024**3
+    lines_bytes: int = 8 * 1024**2
+    """Per event file."""
+    keep_free_bytes: int = 64 * 1024**2
+    """Always left on the disk: the training on node 0 needs it too."""
 
 
 class Refusal(TraceMLError):
@@ -34,13 +48,11 @@ class Refusal(TraceMLError):
 
 
 class Landing(NamedTuple):
-    """Where a file of a node goes, and what it holds."""
+    """Where a file of a node goes; it holds rows, lines, or nothing (a mark that all nodes share)."""
 
     name: str
     has_rows: bool
-    """A recording; else lines."""
-    is_mark: bool = False
-    """An empty file that all nodes share."""
+    is_mark: bool
 
 
 def landing(name: str, node_rank: int | None) -> Landing | None:
@@ -50,14 +62,12 @@ def landing(name: str, node_rank: int | None) -> Landing | None:
     that the peer proved to be, so a node never reaches files of node 0 or of another node. Without a node
     rank both folders are of one machine: all names stay, also those of other nodes' files.
     """
-    if _MARK.fullmatch(name):
-        return Landing(name, has_rows=False, is_mark=True)
-    plain = _NODE.sub("", name, count=1) if node_rank is None else name
-    has_rows = _ROWS.fullmatch(plain) is not None
-    if not has_rows and _LINES.fullmatch(plain) is None:
+    found = _TRAVELS.fullmatch(_NODE.sub("", name, count=1) if node_rank is None else name)
+    if found is None:
         return None
-    stem, _, rest = name.partition(".")
-    return Landing(name if node_rank is None else f"{stem}.node{node_rank}.{rest}", has_rows)
+    is_mark, (stem, _, rest) = found.lastgroup == "mark", name.partition(".")
+    stays = is_mark or node_rank is None
+    return Landing(name if stays else f"{stem}.node{node_rank}.{rest}", found.lastgroup == "rows", is_mark)
 
 
 class NodeStore:

@@ -17,6 +17,7 @@ import zmq
 from relay_nodes import ENVIRONMENT, Rank, make_run, pump_both, steps, until
 
 from traceml.errors import TraceMLError
+from traceml.monitor.launch import ThisNode
 from traceml.monitor.relay import access
 from traceml.monitor.relay.access import KeyPair, RunKey
 from traceml.monitor.relay.client import RelayClient
@@ -32,7 +33,6 @@ from traceml.monitor.relay.protocol import (
 )
 from traceml.monitor.relay.server import MOST_STRANGERS, RelayServer
 from traceml.monitor.relay.store import Limits, landing
-from traceml.monitor.this_node import ThisNode
 from traceml.recording import layout
 from traceml.recording.reader import RecordingReader
 from traceml.recording.tail import Tail

@@ -12,12 +12,10 @@ from traceml.cli.main import show
 from traceml.errors import CommandError, failsafe, say
 from traceml.monitor import launch, native
 from traceml.monitor.child import Child, end_like
-from traceml.monitor.companion import open_servers
-from traceml.monitor.display import Display
+from traceml.monitor.display import Display, open_servers
 from traceml.monitor.loop import Monitor, note_process
 from traceml.monitor.mirror import Mirror
 from traceml.monitor.relay.background import Relay
-from traceml.monitor.this_node import ThisNode, find_this_node
 from traceml.runs import folder as run_folder
 from traceml.schema.modes import WATCH_ONLY
 from traceml.settings import SETTINGS, Settings, is_disabled, resolve
@@ -67,7 +65,7 @@ def run(parsed: Parsed, mode: str | None = None) -> int:
         raise CommandError(f"{problem}{hint}") from None
     settings = replace(settings, mode=mode) if mode is not None else settings
     name = parsed.target.rpartition(".")[2] if parsed.is_module else parsed.target
-    node = find_this_node(settings, os.environ, run_folder.plain_stem(name))
+    node = launch.find_this_node(settings, os.environ, run_folder.plain_stem(name))
     plain = launch.python_command(parsed.target, parsed.arguments, parsed.is_module)
     command = launch.with_ranks(plain, settings, node, parsed.is_python)
     try:
@@ -106,7 +104,7 @@ def _watch(
     child: Child,
     command: list[str],
     settings: Settings,
-    node: ThisNode,
+    node: launch.ThisNode,
     folder: Path,
     home: Path,
     display: Display,

@@ -13,7 +13,6 @@ from typing import Any
 
 from traceml.errors import CommandError, say
 from traceml.monitor import launch
-from traceml.monitor.this_node import find_this_node
 from traceml.settings import LAUNCH_KEYS, resolve_launch
 from traceml.settings_file import read_file_settings
 
@@ -32,7 +31,7 @@ def run(target: str, arguments: list[str], is_module: bool, flags: Mapping[str, 
     # With a name, Slurm's variables need no look into the logs folder for a free one.
     named = replace(settings, run_name="disabled")
     try:
-        node = find_this_node(named, environment, "disabled")
+        node = launch.find_this_node(named, environment, "disabled")
         command = launch.with_ranks(plain, settings, node, is_python)
     except CommandError:
         if LAUNCH_KEYS & flags.keys():

@@ -115,6 +115,9 @@ class RecordingReader:
 
 def leading(sequence: NDArray[np.int64], first: int) -> int:
     """How many leading rows are numbered `first`, `first` + 1, ..."""
+    if len(sequence) <= 64:  # a loop is faster
+        numbers = enumerate(sequence.tolist())
+        return next((i for i, number in numbers if number != first + i), len(sequence))
     right = sequence == np.arange(first, first + len(sequence))
     return len(sequence) if right.all() else int(right.argmin())
 

@@ -33,16 +33,21 @@ class RowsTail(RecordingReader):
         self.earlier: np.void | None = None
         self._fold = fold
         self._start = 0  # index in the file of the first row held
-        self._first = 0  # and its index in the buffer
-        # Plain bytes: copying structured rows column by column is slow.
-        self._buffer: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
+        self._use(0)
         # Not all files at once: folding thousands of them in one tick would show.
         self._stagger = zlib.crc32(os.fsencode(path)) % SPARE_ROWS
 
     @property
     def held(self) -> Rows:
         """The rows held: everything that was read and not dropped. Later pulls do not change this array."""
-        return self._bytes(self._first, self.count - self._start).view(self.dtype)
+        return self._rows[self._first : self._first + self.count - self._start]
+
+    def _use(self, capacity: int) -> None:
+        """From now on the rows held are the first ones of a new buffer for this many."""
+        self._rows: Rows = np.empty(capacity, dtype=self.dtype)
+        # As plain bytes too: copying structured rows column by column is slow.
+        self._buffer: NDArray[np.uint8] = self._rows.view(np.uint8)
+        self._first = 0
 
     def pull(self, most_rows: int, likely: int = 0) -> None:
         """Read everything new, even if rows that were not read yet are rolled up, before or meanwhile. Hold
@@ -61,7 +66,7 @@ class RowsTail(RecordingReader):
             return False
         self.earlier = earlier
         self._start = self.count = int(earlier["end_row"])
-        self._first, self._buffer = 0, np.empty(0, dtype=np.uint8)
+        self._use(0)
         return True
 
     def _pull(self, most_rows: int, likely: int) -> bool:
@@ -79,7 +84,7 @@ class RowsTail(RecordingReader):
         finally:
             os.close(fd)
         self._drop_all_but(most_rows, most)  # without new rows too: fewer may be wanted than before
-        if len(self._buffer) > (most + 2 * SPARE_ROWS) * self.row_size:
+        if len(self._rows) > most + 2 * SPARE_ROWS:
             # Give back the room that a long first read needed: all files' rows take memory at once.
             self._move(most + SPARE_ROWS)
         return (room - self.count) * self.row_size <= HOLE_BYTES
@@ -87,23 +92,21 @@ class RowsTail(RecordingReader):
     def _read(self, fd: int, want: int, capacity: int) -> bool:
         """Append up to `want` rows to those held; False if not all of them have the expected numbers. Arrays
         that were given away are never written to."""
-        held = self.count - self._start
-        if (self._first + held + want) * self.row_size > len(self._buffer):
+        held, size = self.count - self._start, self.row_size
+        if self._first + held + want > len(self._rows):
             self._move(max(min(capacity, held + held // 4 + want), held + want))
-        free = self._bytes(self._first + held, want)
-        there = _read_at(fd, free, layout.HEADER_SIZE + self.count * self.row_size) // self.row_size
-        got = leading(free.view(self.dtype)["sequence"][:there], self.count + 1)
+        used = self._first + held
+        free = self._buffer[used * size : (used + want) * size]
+        there = _read_at(fd, free, layout.HEADER_SIZE + self.count * size) // size
+        got = leading(self._rows["sequence"][used : used + there], self.count + 1)
         self.count += got
         return got == want
 
     def _move(self, capacity: int) -> None:
-        """The rows held go to the front of a buffer for this many."""
-        held = self._bytes(self._first, self.count - self._start)
-        self._first, self._buffer = 0, np.empty(capacity * self.row_size, dtype=np.uint8)
+        first, size = self._first, self.row_size
+        held = self._buffer[first * size : (first + self.count - self._start) * size]
+        self._use(capacity)
         self._buffer[: len(held)] = held
-
-    def _bytes(self, first: int, count: int) -> NDArray[np.uint8]:
-        return self._buffer[first * self.row_size : (first + count) * self.row_size]
 
     def _drop_all_but(self, most_rows: int, most: int) -> None:
         """Fold all rows but the newest `most_rows` into `earlier`, if there are more than `most`."""

@@ -232,7 +232,9 @@ class RankTail:
         self.identity = identity_of(self.header)
         self._events, self._layers = EventsTail(f"{stem}.events.jsonl"), LayersTail(f"{stem}.layers.jsonl")
         self._device: RowsTail | None = None
-        self._device_path = f"{stem}.device"
+        self._stem = stem
+        self._device_name = name.removesuffix("steps") + "device"
+        self._layers_name = name.removesuffix("steps") + "layers.jsonl"
         self._repeats = False  # whether a step ever has two rows
         self._checked = 0
         self._head: Rows | None = None
@@ -246,7 +248,7 @@ class RankTail:
         """Everything about the rank: its steps as of the last pull, its device times, its events. `there`
         holds the names of all files in the folder."""
         device_rows = None
-        if os.path.basename(self._device_path) in there:
+        if self._device_name in there:
             try:
                 device_rows = self._device_rows()
             except (UnreadableRecording, OSError) as problem:
@@ -262,7 +264,7 @@ class RankTail:
             own_scale=self._own_scale(live),
             other_steps=max(live.other_steps, 0),
             events=self._events.read(),
-            layers=self._layers.read(),
+            layers=self._layers.read() if self._layers_name in there else [],
             node=self.node,
             earlier=self.steps.earlier,
             head=self._first_rows(),
@@ -299,7 +301,7 @@ class RankTail:
 
     def _device_rows(self) -> Rows:
         if self._device is None:
-            self._device = RowsTail(self._device_path, c.DEVICE_COLUMNS, None)
+            self._device = RowsTail(f"{self._stem}.device", c.DEVICE_COLUMNS, None)
         # A step has at most one row, so as many rows as there are steps held reach back as far.
         self._device.pull(len(self.steps.held), self.steps.count)
         return self._device.held

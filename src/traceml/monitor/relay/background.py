@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from traceml.errors import TraceMLError, failsafe
-from traceml.monitor.this_node import ThisNode
+from traceml.monitor.launch import ThisNode
 
 if TYPE_CHECKING:  # imported only by a run on several machines
     from traceml.monitor.relay.client import RelayClient

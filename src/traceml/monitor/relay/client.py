@@ -12,10 +12,10 @@ from typing import Any, Final
 import zmq
 
 from traceml.errors import say_once
+from traceml.monitor.launch import ThisNode
 from traceml.monitor.relay import access, protocol
 from traceml.monitor.relay.access import KeyProblem, find_key
 from traceml.monitor.relay.outbox import Outbox
-from traceml.monitor.this_node import ThisNode
 
 LOOK_EVERY_S: Final = 0.25
 LOOK_AT_END_S: Final = 0.02

@@ -18,11 +18,11 @@ from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from traceml.errors import TraceMLError, say_once
+from traceml.monitor.launch import ThisNode
 from traceml.monitor.relay import access
 from traceml.monitor.relay.access import RunKey, create_key
 from traceml.monitor.relay.protocol import MESSAGE_BYTES, Question, Status, decode, encode
 from traceml.monitor.relay.store import Limits, NodeStore
-from traceml.monitor.this_node import ThisNode
 from traceml.runs.folder import RECORDING
 
 _ZAP_DOMAIN: Final = b"traceml"

@@ -1,17 +1,27 @@
 """From what the user typed to a command line and an environment for it, on each machine of a run."""
 
+import errno
 import os
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from traceml.errors import CommandError
+from traceml.errors import CommandError, say
 from traceml.schema.slurm import MOST_DIGITS, find_task
-from traceml.settings import DISABLED_VARIABLE, KEY_VARIABLE, Settings, for_training
+from traceml.settings import (
+    DISABLED_VARIABLE,
+    KEY_VARIABLE,
+    LAUNCH_KEYS,
+    Settings,
+    for_training,
+    resolve_launch,
+)
+from traceml.settings_file import read_file_settings
 
 LAUNCHERS: Final = (
     "torch.distributed.run",
@@ -21,6 +31,8 @@ LAUNCHERS: Final = (
 )
 """Modules that start ranks of their own, with flags like ours: `-m` and one of them is a command."""
 MASTER_PORT: Final = 29_500
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+"""The exit codes of shells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,3 +208,49 @@ def keep_standard_files_apart() -> None:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # stays open, in this process only
     os.close(descriptor)
+
+
+def run_disabled(target: str, arguments: list[str], is_module: bool, flags: Mapping[str, str]) -> int:
+    """A disabled run: this process becomes the command, and nothing about TraceML can make that fail. Returns
+    an exit code only if there is no such command.
+
+    Only what decides the command is read (ranks and machines, for torchrun). What cannot be read is not used.
+    """
+    plain = plain_command(target, arguments, is_module)
+    environment = given_environment()
+    try:
+        values: dict[str, Any] = read_file_settings(Path())[0]
+    except (CommandError, ImportError, OSError, RecursionError, ValueError):
+        values = {}
+    settings = resolve_launch(flags, values, environment)
+    if not is_python(target, is_module) or (settings.nproc_per_node is None and settings.nnodes == 1):
+        return become(plain, environment)
+    # With a name, Slurm's variables need no look into the logs folder for a free one.
+    named = replace(settings, run_name="disabled")
+    try:
+        node = find_this_node(named, environment, "disabled")
+        command = with_ranks(plain, settings, node, is_python=True)
+    except CommandError:
+        if LAUNCH_KEYS & flags.keys():
+            raise  # typed just now
+        command = plain  # a variable or a file asks for what is not possible
+    return become(command, environment)
+
+
+def become(command: list[str], environment: Mapping[str, str]) -> int:
+    """Replace this process; the exit code of a shell if that is impossible."""
+    native = native_environment(environment)
+    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores these, and ignored signals are inherited
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    try:
+        try:
+            os.execvpe(command[0], command, native)
+        except OSError as problem:
+            if problem.errno != errno.ENOEXEC:
+                raise
+            shell = shell_command(command, native)
+            os.execve(shell[0], shell, native)
+    except OSError as problem:
+        say(f"{command[0]}: cannot be started ({problem.strerror})")
+        return NOT_FOUND if problem.errno in (errno.ENOENT, errno.ENOTDIR) else NOT_EXECUTABLE

@@ -124,7 +124,7 @@ class _Sample(msgspec.Struct):
     step: _Number
     every: _Number = 0
     own_ns: _Number = 0
-    outside: _Number = 0
+    outside_ns: _Number = msgspec.field(default=0, name="outside")
     outside_bytes: _Number = 0
 
 
@@ -172,14 +172,6 @@ class LayersTail(_LinesTail):
         }
         if any(len(column) != len(table.paths) for column in columns.values()):
             raise ValueError("columns of another table")
-        of_table = msgspec.structs.asdict(table)
-        del of_table["table"]
-        return LayerSample(
-            step=found.step,
-            every=found.every,
-            own_ns=found.own_ns,
-            outside_ns=found.outside,
-            outside_bytes=found.outside_bytes,
-            columns=columns,
-            **of_table,
-        )
+        facts = msgspec.structs.asdict(table) | msgspec.structs.asdict(found)
+        del facts["table"], facts["of"]
+        return LayerSample(columns=columns, **facts)

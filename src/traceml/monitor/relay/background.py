@@ -23,11 +23,6 @@ _TURN_S: Final = 0.25
 _GRACE_S: Final = 5.0
 
 
-def _first_of(nodes: list[int]) -> str:
-    more = f" and {len(nodes) - MOST_LISTED} more" if len(nodes) > MOST_LISTED else ""
-    return ", ".join(map(str, nodes[:MOST_LISTED])) + more
-
-
 class Relay:
     """A run on one machine has none. Trouble here never touches training."""
 
@@ -49,16 +44,16 @@ class Relay:
         if self._thread is not None:
             self._stop.set()
             self._thread.join(DRAIN_S + _GRACE_S)
-        if self._server is None:
-            return []
-        heard = self._server.nodes
-        silent = [k for k in range(1, self._node.count) if k not in heard]
+        heard = self._server.nodes if self._server is not None else {}
+        silent = [k for k in range(1, self._node.count) if k not in heard] if self._server is not None else []
         partly = [k for k, store in heard.items() if not store.complete]
-        return [
-            f"{what} node {_first_of(nodes)}: `traceml view --merge` adds what is on its disk."
-            for what, nodes in (("Nothing came from", silent), ("Not every row came from", partly))
-            if nodes
-        ]
+        notes = []
+        for what, nodes in (("Nothing came from", silent), ("Not every row came from", partly)):
+            more = f" and {len(nodes) - MOST_LISTED} more" if len(nodes) > MOST_LISTED else ""
+            listed = ", ".join(map(str, nodes[:MOST_LISTED])) + more
+            if nodes:
+                notes.append(f"{what} node {listed}: `traceml view --merge` adds what is on its disk.")
+        return notes
 
     def _start(self, folder: Path, home: Path, environment: Mapping[str, str]) -> None:
         if not can_start_threads(THREADS):
@@ -68,15 +63,16 @@ class Relay:
         from traceml.monitor.relay.server import RelayServer
         from traceml.monitor.relay.store import Limits
 
-        end: RelayServer | RelayClient
         if self._node.is_first:
-            end = self._server = RelayServer(self._node, folder, environment, Limits(), home)
+            self._server = RelayServer(self._node, folder, environment, Limits(), home)
         else:
-            end = self._client = RelayClient(self._node, folder, environment, home)
-        self._thread = threading.Thread(target=self._run, args=(end,), name="traceml-relay", daemon=True)
+            self._client = RelayClient(self._node, folder, environment, home)
+        self._thread = threading.Thread(target=self._run, name="traceml-relay", daemon=True)
         self._thread.start()
 
-    def _run(self, end: RelayServer | RelayClient) -> None:
+    def _run(self) -> None:
+        end = self._server or self._client
+        assert end is not None
         failsafe("relaying between nodes", None)(self._pump)(end)
         failsafe("ending the relay", False)(end.close)(DRAIN_S)
 

@@ -58,7 +58,11 @@ class _SentFile:
         if begin is None:
             return Piece(self._path.name)
         if self._reader is None:
-            data = self._read_lines(begin, most_bytes)
+            data = self._read(begin, most_bytes)
+            lines = data.rfind(b"\n") + 1
+            data = (
+                data[:lines] if lines or len(data) < most_bytes else data
+            )  # a part of a line that is too long
         else:
             live = self._read(layout.LIVE_OFFSET, _LIVE_BYTES).rstrip(b"\0")  # never ahead of the rows
             self.is_closed = live[_STATE : _STATE + 1] not in (b"", bytes([layout.STATE_RUNNING]))
@@ -94,12 +98,6 @@ class _SentFile:
         with os.fdopen(open_regular(self._path), "rb") as file:
             file.seek(offset)
             return file.read(most_bytes)
-
-    def _read_lines(self, offset: int, most_bytes: int) -> bytes:
-        """Complete lines; of a line that does not fit, a part."""
-        data = self._read(offset, most_bytes)
-        end = data.rfind(b"\n") + 1
-        return data if not end and len(data) == most_bytes else data[:end]
 
 
 class Outbox:

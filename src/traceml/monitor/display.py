@@ -57,11 +57,6 @@ class Display:
         if self._is_shown and has_terminal():
             failsafe("taking the terminal for the view", None)(self._take_terminal)()
 
-    @property
-    def _is_replaced(self) -> bool:
-        """Whether there is no terminal for the view, so that status lines take its place."""
-        return self._is_shown and self.log is None
-
     def environment(self, given: dict[str, str]) -> dict[str, str]:
         """For the command: what it prints is to reach the file, and so the screen, at once."""
         return {**given, "PYTHONUNBUFFERED": "1"} if self.log is not None else given
@@ -142,23 +137,19 @@ class Display:
             if code is not None:
                 self._companion = None
                 self._give_terminal_back(in_order=code == 0)
-                self._say_how_to_get_back()
-        elif self._is_replaced and not self._quiet and time.monotonic() >= self._due:
+                from traceml.monitor.result import short
+
+                kept = f"; the output goes to {short(self.log)}" if self.log is not None else ""
+                back = f"back with: traceml watch {short(self._folder)}{kept}"
+                say(f"the view has ended, training goes on; {back}")
+        elif self._is_shown and self.log is None and not self._quiet and time.monotonic() >= self._due:
+            # There is no terminal for the view, so status lines take its place.
+            from traceml.monitor.live import LiveRun
+            from traceml.present.status_line import status_line
+
             self._due = time.monotonic() + STATUS_EVERY_S
-            say(self._status())
-
-    def _say_how_to_get_back(self) -> None:
-        from traceml.monitor.result import short
-
-        kept = f"; the output goes to {short(self.log)}" if self.log is not None else ""
-        say(f"the view has ended, training goes on; back with: traceml watch {short(self._folder)}{kept}")
-
-    def _status(self) -> str:
-        from traceml.monitor.live import LiveRun
-        from traceml.present.status_line import status_line
-
-        self._run = self._run or LiveRun(self._folder)
-        return status_line(self._run.look())
+            self._run = self._run or LiveRun(self._folder)
+            say(status_line(self._run.look()))
 
 
 def has_terminal(environment: Mapping[str, str] = os.environ) -> bool:

@@ -39,7 +39,10 @@ class Gauges:
         """Look at everything once. `threads` maps each training process to its training thread."""
         now = time.perf_counter_ns()
         elapsed_s, self._sampled_ns = (now - self._sampled_ns) / 1e9, now
-        throttled_s = self._throttled_s()
+        before_us, after_us = self._throttled_us, self._groups.quota().throttled_us
+        is_known = before_us is not None and after_us is not None
+        throttled_s = ((after_us or 0) - (before_us or 0)) / 1e6 if is_known else None
+        self._throttled_us = after_us
         readings = self._read_gpus()
         machine = psutil.virtual_memory()
         memory = self._groups.memory(MemoryUse(machine.total - machine.available, machine.total))
@@ -58,13 +61,6 @@ class Gauges:
             with contextlib.suppress(psutil.Error):  # it has ended
                 process = self._processes[pid] = known.get(pid) or _Process(pid, thread)
                 self._process.append(now, pid, *process.row(cores, readings))
-
-    def _throttled_s(self) -> float | None:
-        """How long the CPU quota stopped the job since the last call."""
-        before, self._throttled_us = self._throttled_us, self._groups.quota().throttled_us
-        if before is None or self._throttled_us is None:
-            return None
-        return (self._throttled_us - before) / 1e6
 
 
 def _percent(part_s: float | None, whole_s: float) -> float:
@@ -287,11 +283,11 @@ def find_gpus(environment: Mapping[str, str]) -> ReadGpus:
     """NVML if it is there and answers; else no readings, and no complaint on a machine without a GPU."""
     try:
         import pynvml
-    except ImportError:
-        return list
-    try:
+
         pynvml.nvmlInit()
         return NvmlGpus(pynvml, environment.get("CUDA_VISIBLE_DEVICES")).read
+    except ImportError:
+        return list
     except pynvml.NVMLError:
         return list
 

@@ -8,6 +8,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import time
 from types import FrameType
 from typing import Final, NamedTuple
@@ -16,7 +17,7 @@ SI_KERNEL: Final = 0x80
 """Sent by the kernel: here, a key on the terminal."""
 ANSWER_WITHIN_S: Final = 2.0
 MOST_ANSWERS: Final = 1000
-"""Two bytes each: the answer fits into a pipe and is read whole."""
+"""Two bytes each: the answer is sent and read as a whole."""
 SENDERS_PAUSE_S: Final = 0.05
 """A sender that goes from process to process (pkill, Slurm, systemd) needs a moment to reach all of them."""
 
@@ -130,26 +131,23 @@ class Witness:
     """
 
     def __init__(self) -> None:
-        questions, self._ask = os.pipe()
-        self._answers, answers = os.pipe()
+        self._socket, its = socket.socketpair()
+        self._socket.settimeout(ANSWER_WITHIN_S)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self._pid = os.fork()
             if self._pid == 0:
                 try:
-                    os.close(self._ask)  # else it would never see that we are gone
-                    os.close(self._answers)
-                    _answer_until_the_end(questions, answers)
+                    self._socket.close()  # else it would never see that we are gone
+                    _answer_until_the_end(its)
                 finally:
                     os._exit(0)
         except OSError:
-            os.close(self._ask)
-            os.close(self._answers)
+            self._socket.close()
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            os.close(questions)
-            os.close(answers)
+            its.close()
 
     def ask(self) -> dict[int, bool] | None:
         """The signals that reached it since the last question, and whether the kernel sent them.
@@ -157,27 +155,24 @@ class Witness:
         None if it cannot answer (somebody stopped or killed it): then it is of no more use.
         """
         try:
-            os.write(self._ask, b"?")
-            ready = select.poll()
-            ready.register(self._answers, select.POLLIN)
-            answer = os.read(self._answers, 4 * MOST_ANSWERS) if ready.poll(1000 * ANSWER_WITHIN_S) else b""
+            self._socket.send(b"?")
+            answer = self._socket.recv(4 * MOST_ANSWERS)
         except OSError:
             return None
         pairs = zip(answer[1::2], answer[2::2], strict=True)
         return {number: bool(by_kernel) for number, by_kernel in pairs} if answer else None
 
     def close(self) -> None:
-        os.close(self._ask)
-        os.close(self._answers)
+        self._socket.close()
         os.kill(self._pid, signal.SIGKILL)  # it may have been stopped
         os.waitpid(self._pid, 0)
 
 
-def _answer_until_the_end(questions: int, answers: int) -> None:
-    """One answer per question; the pipe ends when the monitor does, and so does the witness."""
-    while os.read(questions, 1):
+def _answer_until_the_end(monitor: socket.socket) -> None:
+    """One answer per question; the connection ends when the monitor does, and so does the witness."""
+    while monitor.recv(1):
         seen = bytearray(b".")
         while (waiting := signal.sigpending()) and len(seen) < 2 * MOST_ANSWERS:
             info = signal.sigwaitinfo(waiting)
             seen += bytes((info.si_signo, info.si_code == SI_KERNEL))
-        os.write(answers, seen)
+        monitor.send(seen)

@@ -54,6 +54,7 @@ class RankState:
     phase: int
     ended_ns: int  # when its last step ended, or when it began to train if there is none
     usual_ns: float
+    patience_ns: float  # how long it may be silent
     alive: bool
     closed: bool  # the interpreter ended normally
     failed_in: int | None  # the phase that an exception has left since the last step
@@ -103,11 +104,11 @@ class Watchdog:
         for state in states:
             if state.phase in BUSY_ON_PURPOSE:
                 self._busy_ns[state.pid] = now  # between two batches of a validation as well
-        stuck = [s for s in states if now - s.ended_ns >= self._patience_ns(s)]
+        stuck = [s for s in states if now - s.ended_ns >= s.patience_ns]
         if len(stuck) < len(states):
             self._stalled = False
             return self._check_single(stuck, states, now)
-        patience_ns = max(self._patience_ns(s) for s in stuck)
+        patience_ns = max(s.patience_ns for s in stuck)
         silent_ns = now - max(s.ended_ns for s in stuck)
         busy_ns = max(self._busy_ns.get(s.pid, 0) for s in stuck)
         is_busy = now - busy_ns < patience_ns and silent_ns < BUSY_FACTOR * patience_ns
@@ -119,9 +120,8 @@ class Watchdog:
         newest = max(s.ended_ns for s in states)
         new = []
         for state in stuck:
-            patience_ns = self._patience_ns(state)
-            is_busy = now - self._busy_ns.get(state.pid, 0) < patience_ns or state.phase == c.SYNC
-            is_behind = newest - state.ended_ns > patience_ns / 2
+            is_busy = now - self._busy_ns.get(state.pid, 0) < state.patience_ns or state.phase == c.SYNC
+            is_behind = newest - state.ended_ns > state.patience_ns / 2
             if is_behind and not is_busy and self._alone.get(state.pid) != state.step:
                 self._alone[state.pid] = state.step
                 new.append(state)
@@ -137,11 +137,6 @@ class Watchdog:
             f"no rank has trained for {silent_ns / 1e9:.0f} s: r{crash.rank} was killed or crashed after "
             f"step {crash.step}, but the command is still running"
         )
-
-    def _patience_ns(self, state: RankState) -> float:
-        if not state.step:
-            return FIRST_FACTOR * self._stall_after_ns
-        return max(self._stall_after_ns, STALL_FACTOR * state.usual_ns)
 
     def _report(self, stuck: list[RankState], now: int, together: bool) -> str:
         silent_ns = now - max(s.ended_ns for s in stuck)
@@ -199,13 +194,16 @@ class Watchdog:
         pid = rank.identity.pid or 0
         alive = is_running(pid) and live.state == STATE_RUNNING
         began_ns = int(rank.header.get("process", {}).get("clock_ns", 0))
+        usual_ns = float(np.median(recent["end_ns"] - recent["begin_ns"])) if len(rows) else 0.0
+        usual_patience_ns = max(self._stall_after_ns, STALL_FACTOR * usual_ns)
         return RankState(
             rank=rank.identity.rank or 0,
             pid=pid,
             step=step,
             phase=live.phase,
             ended_ns=int(rows["end_ns"][-1]) if len(rows) else began_ns,
-            usual_ns=float(np.median(recent["end_ns"] - recent["begin_ns"])) if len(rows) else 0.0,
+            usual_ns=usual_ns,
+            patience_ns=usual_patience_ns if step else FIRST_FACTOR * self._stall_after_ns,
             alive=alive,
             closed=live.state != STATE_RUNNING,
             failed_in=live.failed_in if not alive and live.failed_step == step + 1 else None,

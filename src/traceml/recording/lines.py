@@ -6,6 +6,7 @@ Each complete line is read once. A torn or foreign line costs only itself.
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -37,9 +38,8 @@ class _LinesTail:
         self._path = path
         self._offset = 0
 
-    def _new_lines(self) -> Iterator[tuple[list[bytes], bytes]]:
-        """The complete lines that are new, piece by piece; with what follows them (its writer was killed, or
-        is still writing it). Beyond `most_bytes`, one piece at a time."""
+    def _new_lines(self) -> Iterator[list[bytes]]:
+        """The complete lines that are new, piece by piece. Beyond `most_bytes`, one piece at a time."""
         if os.stat(self._path).st_size <= self._offset:
             return
         fd = open_regular(self._path)
@@ -50,7 +50,7 @@ class _LinesTail:
                 is_last = len(data) < PIECE_BYTES
                 # A piece without the end of a line is none of ours.
                 self._offset += end if end or is_last else len(data)
-                yield data[:end].splitlines(), data[end:]
+                yield data[:end].splitlines()
                 if is_last or self._offset > self.most_bytes:
                     return
         finally:
@@ -65,17 +65,15 @@ class EventsTail(_LinesTail):
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._events: list[RecordedEvent] = []
-        self._last_line: list[RecordedEvent] = []
 
     def read(self) -> list[RecordedEvent]:
         """Everything kept so far, in the order of the file."""
         try:
-            for lines, rest in self._new_lines():
+            for lines in self._new_lines():
                 self._events = notable([*self._events, *parse_events(lines)])
-                self._last_line = parse_events([rest])
         except OSError:
             return []
-        return self._events + self._last_line
+        return list(self._events)
 
 
 def parse_events(lines: Sequence[bytes]) -> list[RecordedEvent]:
@@ -141,9 +139,8 @@ class LayersTail(_LinesTail):
     def read(self) -> list[LayerSample]:
         """All that is held, in the order of the file."""
         try:
-            for lines, _ in self._new_lines():
-                for line in lines:
-                    self._take(line)
+            for line in chain.from_iterable(self._new_lines()):
+                self._take(line)
         except OSError:
             return []
         return list(self._samples)

@@ -56,7 +56,7 @@ class RecordingReader:
         self.path = os.fspath(path)  # a string, because `Path` objects are slow for thousands of files
         self.count = self._rolled_up = rolled_up
         """Rows published up to the last look, rolled-up ones included."""
-        head = self._bytes_at(0, layout.HEADER_SIZE)
+        head = read_at(self.path, layout.HEADER_SIZE, 0)
         self.header, self.dtype = parse_header(path, head)
         self.live_bytes = head[layout.LIVE_OFFSET : layout.LIVE_OFFSET + layout.LIVE_BYTES]
         self.row_size = self.dtype.itemsize
@@ -78,16 +78,9 @@ class RecordingReader:
 
     def copied(self, first: int, count: int) -> Rows:
         """These rows, up to the first that is missing or has another number than expected."""
-        data = self._bytes_at(layout.HEADER_SIZE + first * self.row_size, count * self.row_size)
+        data = read_at(self.path, count * self.row_size, layout.HEADER_SIZE + first * self.row_size)
         rows: Rows = np.frombuffer(data, self.dtype, len(data) // self.row_size)
         return rows[: leading(rows["sequence"], first + 1)]
-
-    def _bytes_at(self, offset: int, size: int) -> bytes:
-        fd = open_regular(self.path)
-        try:
-            return bytes_at(fd, size, offset)
-        finally:
-            os.close(fd)
 
     def _room_for(self, size: int) -> int:
         """How many rows a file of this size has room for; the last of them may not be published yet."""
@@ -128,6 +121,15 @@ def bytes_at(fd: int, size: int, offset: int) -> bytes:
         return os.pread(fd, size, offset)
     os.lseek(fd, offset, os.SEEK_SET)
     return os.read(fd, size)
+
+
+def read_at(path: str | Path, size: int, offset: int) -> bytes:
+    """The same of a file that is not open."""
+    fd = open_regular(path)
+    try:
+        return bytes_at(fd, size, offset)
+    finally:
+        os.close(fd)
 
 
 @lru_cache(maxsize=256)

@@ -44,10 +44,11 @@ class Relay:
         if self._thread is not None:
             self._stop.set()
             self._thread.join(DRAIN_S + _GRACE_S)
-        heard = self._server.nodes if self._server is not None else {}
-        silent = [k for k in range(1, self._node.count) if k not in heard] if self._server is not None else []
+        if self._server is None:
+            return []
+        heard, notes = self._server.nodes, []
+        silent = [k for k in range(1, self._node.count) if k not in heard]
         partly = [k for k, store in heard.items() if not store.complete]
-        notes = []
         for what, nodes in (("Nothing came from", silent), ("Not every row came from", partly)):
             more = f" and {len(nodes) - MOST_LISTED} more" if len(nodes) > MOST_LISTED else ""
             listed = ", ".join(map(str, nodes[:MOST_LISTED])) + more

@@ -5,17 +5,15 @@ at most one question at a time, and node 0's answer decides where the next one g
 """
 
 import itertools
-import os
 import re
 import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from traceml.files import open_regular
 from traceml.monitor.relay.protocol import FRAME_BYTES, MOST_PIECES, Answer, Piece, Question, State, Status
 from traceml.monitor.relay.store import Limits, NodeStore, digest_before, landing
 from traceml.recording import layout
-from traceml.recording.reader import RecordingReader, UnreadableRecording
+from traceml.recording.reader import RecordingReader, UnreadableRecording, read_at
 from traceml.recording.rollup import rolled_up_rows
 from traceml.recording.tail import FolderNames
 from traceml.runs.folder import RECORDING
@@ -58,22 +56,23 @@ class _SentFile:
         if begin is None:
             return Piece(self._path.name)
         if self._reader is None:
-            data = self._read(begin, most_bytes)
+            data = read_at(self._path, most_bytes, begin)
             lines = data.rfind(b"\n") + 1
-            data = (
-                data[:lines] if lines or len(data) < most_bytes else data
-            )  # a part of a line that is too long
+            if lines or len(data) < most_bytes:  # else a part of a line that does not fit
+                data = data[:lines]
         else:
-            live = self._read(layout.LIVE_OFFSET, _LIVE_BYTES).rstrip(b"\0")  # never ahead of the rows
+            live = read_at(self._path, _LIVE_BYTES, layout.LIVE_OFFSET)  # never ahead of the rows
+            live = live.rstrip(b"\0")
             self.is_closed = live[_STATE : _STATE + 1] not in (b"", bytes([layout.STATE_RUNNING]))
             if self.acknowledged < self._rolled_up:
                 raise UnreadableRecording(
                     f"node 0 has lost rows after row {self.acknowledged} that are rolled up here"
                 )
             end = layout.HEADER_SIZE + self._reader.look() * self._reader.row_size
-            data = self._read(begin, max(0, min(end - begin, most_bytes)))
+            data = read_at(self._path, max(0, min(end - begin, most_bytes)), begin)
             if not begin:  # never half a header, and its live half comes with the last row
-                data = self._read(0, layout.LIVE_OFFSET) + bytes(_LIVE_BYTES) + data[layout.HEADER_SIZE :]
+                fixed = read_at(self._path, layout.LIVE_OFFSET, 0)
+                data = fixed + bytes(_LIVE_BYTES) + data[layout.HEADER_SIZE :]
             live = live if begin + len(data) == end and live != self._live else None
         return Piece(self._path.name, begin, data=data, live=live) if data or live is not None else None
 
@@ -93,11 +92,6 @@ class _SentFile:
 
     def forget(self) -> None:
         self._known = self._live = None
-
-    def _read(self, offset: int, most_bytes: int) -> bytes:
-        with os.fdopen(open_regular(self._path), "rb") as file:
-            file.seek(offset)
-            return file.read(most_bytes)
 
 
 class Outbox:

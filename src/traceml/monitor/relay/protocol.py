@@ -46,7 +46,6 @@ class Status(enum.Enum):
     OK = "ok"
     LATER = "later"  # disk trouble on node 0: ask again
     REFUSED = "refused"  # this file, for good
-    UNKNOWN = "unknown"  # not open, because node 0 was restarted: ask how far it is
 
 
 class State(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -102,8 +102,10 @@ class RelayServer:
     def close(self, drain_seconds: float) -> bool:
         """Wait for nodes that are still sending; True if all that were heard have delivered everything."""
         deadline = time.monotonic() + drain_seconds
-        while time.monotonic() < deadline and self._someone_sends():
-            self.pump(min(0.05, max(0.0, deadline - time.monotonic())))
+        while (now_s := time.monotonic()) < deadline and any(
+            node.complete is None and node.heard_at_s > now_s - SILENT_S for node in self.nodes.values()
+        ):
+            self.pump(min(0.05, deadline - now_s))
         access.withdraw(self._home, self.port)
         self._context.destroy(linger=200)
         return all(node.complete for node in self.nodes.values())
@@ -150,10 +152,6 @@ class RelayServer:
         relay.handshake_ivl = _HANDSHAKE_MS
         relay.heartbeat_ivl = _HEARTBEAT_MS
         relay.heartbeat_timeout = 3 * _HEARTBEAT_MS
-
-    def _someone_sends(self) -> bool:
-        silent_since_s = time.monotonic() - SILENT_S
-        return any(n.complete is None and n.heard_at_s > silent_since_s for n in self.nodes.values())
 
     def _admit(self) -> None:
         """Answer the handshake's question: is this key one of the run's, and whose?"""

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from traceml.errors import TraceMLError
-from traceml.files import open_regular, replacing
+from traceml.files import replacing
 from traceml.monitor.relay.protocol import Answer, Piece, Question, State, Status
 from traceml.recording import layout
+from traceml.recording.reader import read_at
 from traceml.recording.writer import write_all
 
 _RANK: Final = r"rank-[0-9]{1,7}\.[0-9]{1,10}"
@@ -82,7 +83,6 @@ class NodeStore:
         self._folder = folder
         self._node_rank = node_rank
         self._limits = limits
-        self._sizes: dict[str, int] = {}  # of files that the node has asked about
         self._names = {path.name for path in self._present()}
         self._used_bytes = self._on_disk()
 
@@ -99,32 +99,26 @@ class NodeStore:
         place = landing(piece.name, self._node_rank)
         if place is None:
             return State(Status.REFUSED, reason=f"{piece.name[:40]!r} is not a file that travels")
+        path = self._folder / place.name
         try:
+            if piece.offset is None and not place.has_rows and not path.exists():
+                self._account(path, 0)  # a recording appears together with its header
+                path.touch()
+            size = path.stat().st_size if path.exists() else 0
             if piece.offset is None:
-                return State(Status.OK, *self._look(piece.name, place))
-            if piece.name not in self._sizes:
-                return State(Status.UNKNOWN)
-            if piece.offset == self._sizes[piece.name]:
-                self._append(piece, piece.offset, place)
-            return State(Status.OK, self._sizes[piece.name])
+                return State(Status.OK, size, digest_before(path, place.has_rows, size))
+            if piece.offset == size:
+                self._append(piece, size, path, place)
+                size += len(piece.data)
+            return State(Status.OK, size)
         except Refusal as problem:
             return State(Status.REFUSED, reason=str(problem)[:200])
         except OSError as problem:
-            self._sizes.pop(piece.name, None)  # of an unfinished write, the disk knows how far it got
             return State(Status.LATER, reason=str(problem)[:200])
 
-    def _look(self, name: str, place: Landing) -> tuple[int, bytes]:
-        """(bytes that are here, digest of some of them)."""
-        path = self._folder / place.name
-        if not place.has_rows and not path.exists():  # a recording appears together with its header
-            self._account(path, 0)
-            path.touch()
-        self._sizes[name] = path.stat().st_size if path.exists() else 0
-        return self._sizes[name], digest_before(path, place.has_rows, self._sizes[name])
-
-    def _append(self, piece: Piece, at: int, place: Landing) -> None:
+    def _append(self, piece: Piece, at: int, path: Path, place: Landing) -> None:
         """Write the bytes where the file ends. A new file appears with them: no reader sees half a header."""
-        path, end = self._folder / place.name, at + len(piece.data)
+        end = at + len(piece.data)
         if place.has_rows and end < layout.HEADER_SIZE:
             raise Refusal(f"{piece.name}: its header is cut off")
         most_bytes = 0 if place.is_mark else self._limits.lines_bytes
@@ -141,7 +135,6 @@ class NodeStore:
                     write_all(fd, live, layout.LIVE_OFFSET)
             finally:
                 os.close(fd)
-        self._sizes[piece.name] = end
         self.received_bytes += len(piece.data)
 
     def _account(self, path: Path, more_bytes: int) -> None:
@@ -172,9 +165,6 @@ def digest_before(path: Path, has_rows: bool, offset: int) -> bytes:
     and so see whether they have the same file."""
     if not offset:
         return b""
-    found, first = hashlib.blake2b(digest_size=16), layout.HEADER_SIZE if has_rows else 0
-    with os.fdopen(open_regular(path), "rb") as file:
-        found.update(file.read(layout.LIVE_OFFSET) if has_rows else b"")
-        begin = file.seek(min(offset, max(first, offset - _CHECKED_BYTES)))
-        found.update(file.read(offset - begin))
-    return found.digest()
+    fixed = read_at(path, layout.LIVE_OFFSET, 0) if has_rows else b""
+    begin = min(offset, max(layout.HEADER_SIZE if has_rows else 0, offset - _CHECKED_BYTES))
+    return hashlib.blake2b(fixed + read_at(path, offset - begin, begin), digest_size=16).digest()

@@ -21,11 +21,11 @@ from typing import Any
 
 import psutil
 
+from traceml.monitor.launch import ThisNode
+from traceml.monitor.relay.access import create_key
 from traceml.monitor.relay.client import RelayClient
-from traceml.monitor.relay.keys import create_key
-from traceml.monitor.relay.protocol import Limits
 from traceml.monitor.relay.server import RelayServer
-from traceml.monitor.this_node import ThisNode
+from traceml.monitor.relay.store import Limits
 from traceml.recording.reader import RecordingReader
 from traceml.recording.writer import RecordingWriter
 from traceml.schema import catalog

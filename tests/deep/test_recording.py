@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from traceml.monitor.relay.store import landing
-from traceml.recording.layers import MOST_SAMPLES, LayersTail
+from traceml.recording.lines import MOST_SAMPLES, LayersTail
 
 TABLE: dict[str, Any] = {
     "table": 1,

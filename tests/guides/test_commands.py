@@ -24,7 +24,7 @@ from tests.scenarios.preloaded import ENVIRONMENT, PreloadedTraceml
 from traceml.cli import run as run_command
 from traceml.cli.main import COMMANDS, main
 from traceml.monitor import launch
-from traceml.monitor.this_node import find_this_node
+from traceml.monitor.launch import find_this_node
 from traceml.settings import resolve
 
 BLOCKS = blocks()

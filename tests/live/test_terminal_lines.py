@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz import examples
-from traceml.monitor.output_log import MOST_BYTES, OutputTail
+from traceml.monitor.display import MOST_BYTES, OutputTail
 from traceml.present.columns import columns
 from traceml.present.terminal.output import folded, settled
 from traceml.schema import fmt

@@ -9,10 +9,10 @@ import pytest
 from relay_nodes import ENVIRONMENT, make_run
 from relay_peer import Peer
 
+from traceml.monitor.launch import ThisNode
 from traceml.monitor.relay.client import RelayClient
-from traceml.monitor.relay.protocol import Limits
 from traceml.monitor.relay.server import RelayServer
-from traceml.monitor.this_node import ThisNode
+from traceml.monitor.relay.store import Limits
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from typing import ClassVar
 
 from relay_nodes import DEADLINE_S
 
+from traceml.monitor.launch import ThisNode
 from traceml.monitor.relay.client import RelayClient
-from traceml.monitor.relay.protocol import Limits
 from traceml.monitor.relay.server import RelayServer
-from traceml.monitor.this_node import ThisNode
+from traceml.monitor.relay.store import Limits
 
 
 def main(words: list[str]) -> int:

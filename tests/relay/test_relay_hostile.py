@@ -17,13 +17,13 @@ import zmq
 from relay_nodes import ENVIRONMENT, Rank, make_run, pump_both, steps, until
 
 from traceml.errors import TraceMLError
-from traceml.monitor.relay import address
+from traceml.monitor.launch import ThisNode
+from traceml.monitor.relay import access
+from traceml.monitor.relay.access import KeyPair, RunKey
 from traceml.monitor.relay.client import RelayClient
-from traceml.monitor.relay.keys import KeyPair, RunKey
 from traceml.monitor.relay.protocol import (
     MESSAGE_BYTES,
     Answer,
-    Limits,
     Piece,
     Question,
     State,
@@ -32,8 +32,7 @@ from traceml.monitor.relay.protocol import (
     encode,
 )
 from traceml.monitor.relay.server import MOST_STRANGERS, RelayServer
-from traceml.monitor.relay.store import landing
-from traceml.monitor.this_node import ThisNode
+from traceml.monitor.relay.store import Limits, landing
 from traceml.recording import layout
 from traceml.recording.reader import RecordingReader
 from traceml.recording.tail import Tail
@@ -436,7 +435,7 @@ def test_keys_of_many_nodes_are_derived_as_time_allows(node0: Path, intrude: Cal
 )
 def test_the_relay_listens_where_other_nodes_look(named: str | None, expected: list[str]) -> None:
     """On the address of node 0's name; everywhere without a name, or if it is of another machine."""
-    assert address.listen_on(named) == expected
+    assert access.listen_on(named) == expected
 
 
 def test_the_relay_listens_on_the_given_address_only(tmp_path: Path) -> None:
@@ -444,7 +443,7 @@ def test_the_relay_listens_on_the_given_address_only(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     server = RelayServer(ThisNode(0, 2, run.name, "127.0.0.1", 0, None), run, ENVIRONMENT, Limits())
     try:
-        published = address.read_published(run)
+        published = access.read_published(run)
         assert published is not None
         assert published.hosts == ["127.0.0.1"]
         socket.create_connection(("127.0.0.1", server.port)).close()

@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from traceml.monitor.relay.address import (
+from traceml.monitor.relay.access import (
+    KEY_FILE,
+    KeyProblem,
+    RunKey,
+    create_key,
+    find_key,
     publish,
     read_published,
     withdraw,
 )
-from traceml.monitor.relay.keys import KEY_FILE, KeyProblem, RunKey, create_key, find_key
 
 SECRET = "a secret that is long enough"
 HOSTILE = '{"schema": "traceml.relay/2", "hosts": ["a/b;c"], "port": 1, "public_key": ""}'

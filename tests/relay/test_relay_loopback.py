@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from relay_nodes import DEADLINE_S, Rank, live, make_run, pump_both, steps, until
 
+from traceml.monitor.launch import ThisNode
 from traceml.monitor.relay.background import Relay as RelayThread
 from traceml.monitor.relay.client import RelayClient
-from traceml.monitor.relay.protocol import Limits
 from traceml.monitor.relay.server import RelayServer
-from traceml.monitor.this_node import ThisNode
-from traceml.recording.events import EventsTail
+from traceml.monitor.relay.store import Limits
 from traceml.recording.layout import STATE_CLOSED
+from traceml.recording.lines import EventsTail
 from traceml.recording.reader import RecordingReader
 from traceml.recording.tail import Tail
 from traceml.recording.writer import RecordingWriter

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from relay_nodes import Rank, steps
 
-from traceml.monitor.relay.merge import merge_node_folder
-from traceml.monitor.relay.protocol import Limits, Piece
-from traceml.monitor.relay.store import NodeStore
-from traceml.recording.events import EventsTail
+from traceml.monitor.relay.outbox import merge_node_folder
+from traceml.monitor.relay.protocol import Piece
+from traceml.monitor.relay.store import Limits, NodeStore
+from traceml.recording.lines import EventsTail
 from traceml.recording.tail import Tail
 from traceml.recording.writer import RecordingWriter
 

@@ -11,8 +11,8 @@ import pytest
 from relay_nodes import Rank, live, steps
 
 from traceml.monitor.relay.outbox import Outbox
-from traceml.monitor.relay.protocol import FRAME_BYTES, MESSAGE_BYTES, Limits, Question, encode
-from traceml.monitor.relay.store import NodeStore
+from traceml.monitor.relay.protocol import FRAME_BYTES, MESSAGE_BYTES, Question, encode
+from traceml.monitor.relay.store import Limits, NodeStore
 
 
 def ask(outbox: Outbox, store: NodeStore, most_bytes: int = FRAME_BYTES) -> Question:

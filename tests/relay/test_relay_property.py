@@ -13,8 +13,8 @@ from relay_nodes import Rank, live, make_run, steps
 from tests.fuzz import examples
 
 from traceml.monitor.relay.outbox import Outbox
-from traceml.monitor.relay.protocol import Answer, Limits, Question, State, Status, decode, encode
-from traceml.monitor.relay.store import NodeStore
+from traceml.monitor.relay.protocol import Answer, Question, State, Status, decode, encode
+from traceml.monitor.relay.store import Limits, NodeStore
 
 NAMES = ("rank-0.node1.42", "rank-1.node1.42")
 NOTHING = st.just(0)

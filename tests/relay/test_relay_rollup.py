@@ -10,10 +10,10 @@ from relay_nodes import pump_both, until
 from tests.scale.rolled import ROW_BYTES, LongRank, check_totals, read_one
 
 from traceml.monitor.relay.client import RelayClient
-from traceml.monitor.relay.merge import merge_node_folder
-from traceml.monitor.relay.protocol import Limits, Piece
+from traceml.monitor.relay.outbox import merge_node_folder
+from traceml.monitor.relay.protocol import Piece
 from traceml.monitor.relay.server import RelayServer
-from traceml.monitor.relay.store import NodeStore
+from traceml.monitor.relay.store import Limits, NodeStore
 from traceml.recording import layout
 from traceml.recording.rollup import Roller, rolled_up_rows
 

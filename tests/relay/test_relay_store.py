@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from relay_nodes import COLUMNS, Rank, make_run, steps
 
-from traceml.monitor.relay.protocol import Limits, Piece, Status
-from traceml.monitor.relay.store import NodeStore, digest_before
+from traceml.monitor.relay.protocol import Piece, Status
+from traceml.monitor.relay.store import Limits, NodeStore, digest_before
 from traceml.recording import layout
 from traceml.recording.reader import RecordingReader
 
@@ -114,7 +114,7 @@ def test_a_file_that_vanishes_on_node0_is_not_continued(node0: Path, tmp_path: P
     store = opened(node0, data[: layout.HEADER_SIZE])
     (node0 / "recording" / LANDED).unlink()
     rest = Piece(NAME, layout.HEADER_SIZE, data=data[layout.HEADER_SIZE :])
-    assert store.take(rest).status is Status.LATER
+    assert store.take(rest).offset == 0
     assert store.take(Piece(NAME)).offset == 0
     assert list((node0 / "recording").iterdir()) == []
 

@@ -13,10 +13,9 @@ import pytest
 from bench.synthetic import step_rows
 
 from traceml.monitor import watchdog
-from traceml.monitor.exit_times import ExitTimes
 from traceml.monitor.gauges import Gauges
 from traceml.monitor.result import build
-from traceml.monitor.watchdog import Watchdog
+from traceml.monitor.watchdog import ExitTimes, Watchdog
 from traceml.recording.rollup import Roller
 from traceml.recording.tail import Tail, live_tail
 from traceml.recording.writer import CHUNK_BYTES, RecordingWriter

@@ -14,7 +14,7 @@ from traceml.analyze.summarize import LIVE_MEMBERS, summarize
 from traceml.analyze.window import RankSeries, median_over_ranks
 from traceml.monitor.result import encode
 from traceml.recording import rows_tail
-from traceml.recording.events import MOST_EVENTS, EventsTail
+from traceml.recording.lines import MOST_EVENTS, EventsTail
 from traceml.recording.tail import LIVE_STEPS, Tail, live_tail
 from traceml.schema import catalog as c
 from traceml.schema.recorded import RecordedEvent, RunFacts

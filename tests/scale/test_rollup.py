@@ -18,8 +18,8 @@ from tests.fuzz import examples
 from tests.scale.rolled import ROW_BYTES, LongRank, check_totals, read_one
 from traceml.analyze import recordings
 from traceml.analyze.summarize import summarize
-from traceml.monitor.relay.protocol import Limits, Piece
-from traceml.monitor.relay.store import NodeStore
+from traceml.monitor.relay.protocol import Piece
+from traceml.monitor.relay.store import Limits, NodeStore
 from traceml.recording import layout
 from traceml.recording.fold import STEPS
 from traceml.recording.reader import RecordingReader

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from traceml.monitor.exit_times import ExitTimes, wait_status
+from traceml.monitor.watchdog import ExitTimes, wait_status
 
 WAITS_S = 20.0
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from traceml.monitor.gpus import GpuReading, NvmlGpus, gpu_columns, process_gpu_bytes, visible_indices
+from traceml.monitor.gauges import GpuReading, NvmlGpus, gpu_columns, process_gpu_bytes, visible_indices
 from traceml.schema import catalog as c
 
 UUIDS = ["GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_quota import put
-from traceml.monitor.cgroups import MemoryGroups, MemoryUse
+from traceml.monitor.machine import Cgroups, MemoryUse
 
 GB = 2**30
 MACHINE = MemoryUse(10 * GB, 64 * GB)
@@ -17,7 +17,7 @@ STAT = f"anon {2 * GB}\ninactive_file {GB}\nactive_file {GB}\nshmem {GB}\n"
 def read(tree: Path, own: str) -> MemoryUse:
     proc = tree / "self_cgroup"
     proc.write_text(own)
-    return MemoryGroups(tree, proc).use(MACHINE)
+    return Cgroups(tree, proc).memory(MACHINE)
 
 
 def limited(folder: Path, limit: object, current: int = 5 * GB) -> None:

@@ -8,8 +8,7 @@ import pytest
 
 from traceml.capture.rank import identify
 from traceml.errors import CommandError
-from traceml.monitor.launch import torchrun_command
-from traceml.monitor.this_node import find_this_node, first_host
+from traceml.monitor.launch import find_this_node, first_host, torchrun_command
 from traceml.settings import Settings, resolve
 
 TASK = {"SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "5"}

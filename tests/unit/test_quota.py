@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from traceml.monitor.cgroups import CpuGroups, CpuQuota
+from traceml.monitor.machine import Cgroups, CpuQuota
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def put(folder: Path, **files: str) -> Path:
 def read(tree: Path, own: str = "0::/\n") -> CpuQuota:
     proc = tree.parent / "self_cgroup"
     proc.write_text(own)
-    return CpuGroups(tree, proc).quota()
+    return Cgroups(tree, proc).quota()
 
 
 STAT = "nr_periods 10\nnr_throttled 3\nthrottled_usec 1500\n"
@@ -36,7 +36,7 @@ STAT = "nr_periods 10\nnr_throttled 3\nthrottled_usec 1500\n"
 
 def test_no_cgroup_is_no_quota(tmp_path: Path) -> None:
     """Without cgroups nothing is known, and nothing is raised."""
-    assert CpuGroups(tmp_path / "none", tmp_path / "none").quota() == CpuQuota(None, None)
+    assert Cgroups(tmp_path / "none", tmp_path / "none").quota() == CpuQuota(None, None)
 
 
 def test_version_two(tree: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_quota_without_statistics_has_unknown_throttling(tree: Path) -> None:
 def test_groups_are_found_once_and_their_quota_is_read_each_time(tree: Path) -> None:
     """A quota that is set, or used up, during the run is seen."""
     put(tree, cpu__max="max 100000\n", cpu__stat=STAT)
-    groups = CpuGroups(tree, tree / "none")
+    groups = Cgroups(tree, tree / "none")
     assert groups.quota() == CpuQuota(None, None)
     put(tree, cpu__max="250000 100000\n", cpu__stat="throttled_usec 9000\n")
     assert groups.quota() == CpuQuota(2.5, 9000)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.unit import made
-from traceml.recording.events import EventsTail
 from traceml.recording.fold import latest_of_each_step
+from traceml.recording.lines import EventsTail
 from traceml.recording.tail import Tail
 from traceml.recording.writer import RecordingWriter
 from traceml.schema import catalog as c

@@ -7,7 +7,7 @@ from typing import Final
 
 from traceml.cli.main import Parser, number
 from traceml.errors import CommandError, say
-from traceml.monitor.companion import open_servers
+from traceml.monitor.display import open_servers
 from traceml.monitor.loop import Monitor
 from traceml.monitor.mirror import Mirror
 from traceml.runs import folder as run_folder

@@ -10,14 +10,12 @@ from pathlib import Path
 
 from traceml.cli.main import show
 from traceml.errors import CommandError, failsafe, say
-from traceml.monitor import launch, native
+from traceml.monitor import launch
 from traceml.monitor.child import Child, end_like
-from traceml.monitor.companion import open_servers
-from traceml.monitor.display import Display
+from traceml.monitor.display import Display, open_servers
 from traceml.monitor.loop import Monitor, note_process
 from traceml.monitor.mirror import Mirror
 from traceml.monitor.relay.background import Relay
-from traceml.monitor.this_node import ThisNode, find_this_node
 from traceml.runs import folder as run_folder
 from traceml.schema.modes import WATCH_ONLY
 from traceml.settings import SETTINGS, Settings, is_disabled, resolve
@@ -58,7 +56,7 @@ def main(words: list[str], name: str = "run", about: str | None = None) -> int:
 def run(parsed: Parsed, mode: str | None = None) -> int:
     """Run what was asked for; `mode` stands above the setting."""
     if parsed.disabled or is_disabled(os.environ):
-        return native.run(parsed.target, parsed.arguments, parsed.is_module, parsed.flags)
+        return launch.run_disabled(parsed.target, parsed.arguments, parsed.is_module, parsed.flags)
     launch.keep_standard_files_apart()
     try:
         settings = resolve(parsed.flags, *read_file_settings(Path()))
@@ -67,14 +65,14 @@ def run(parsed: Parsed, mode: str | None = None) -> int:
         raise CommandError(f"{problem}{hint}") from None
     settings = replace(settings, mode=mode) if mode is not None else settings
     name = parsed.target.rpartition(".")[2] if parsed.is_module else parsed.target
-    node = find_this_node(settings, os.environ, run_folder.plain_stem(name))
+    node = launch.find_this_node(settings, os.environ, run_folder.plain_stem(name))
     plain = launch.python_command(parsed.target, parsed.arguments, parsed.is_module)
     command = launch.with_ranks(plain, settings, node, parsed.is_python)
     try:
         folder = run_folder.create(settings.logs_dir, node.folder_name, name, settings.overwrite)
     except OSError as problem:  # not even in the temporary folder
         say(f"no folder for the recording ({problem.strerror}); running the command without TraceML")
-        return native.become(command, launch.given_environment())
+        return launch.become(command, launch.given_environment())
     home, folder = folder, run_folder.recorded_in(folder)
     with closing(Display(settings.mode, folder, node.is_first, settings.quiet)) as display:
         child = _start(command, folder, settings, display)
@@ -98,7 +96,7 @@ def _start(command: list[str], folder: Path, settings: Settings, display: Displa
         shutil.rmtree(folder, ignore_errors=True)
         if problem.errno in (errno.EAGAIN, errno.ENOMEM):
             say("no second process can be started here (process limit); running the command without TraceML")
-            sys.exit(native.become(command, given))
+            sys.exit(launch.become(command, given))
         raise CommandError(f"{command[0]}: cannot be started ({problem.strerror})") from None
 
 
@@ -106,7 +104,7 @@ def _watch(
     child: Child,
     command: list[str],
     settings: Settings,
-    node: ThisNode,
+    node: launch.ThisNode,
     folder: Path,
     home: Path,
     display: Display,

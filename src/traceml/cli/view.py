@@ -112,7 +112,7 @@ def _fetch(folder: Path) -> None:
 
 def merge(name: str, logs: Path, sources: list[str]) -> Summary:
     """Add what other nodes kept on their own disks, then rebuild the summary."""
-    from traceml.monitor.relay.merge import merge_node_folder
+    from traceml.monitor.relay.outbox import merge_node_folder
 
     folder = summary_file.find(name, logs)
     if not _has_recording(folder):

@@ -12,8 +12,8 @@ from traceml.cli import run as run_command
 from traceml.cli.main import show
 from traceml.errors import CommandError, say
 from traceml.monitor import display
+from traceml.monitor.display import OutputTail
 from traceml.monitor.live import LiveRun, find_run
-from traceml.monitor.output_log import OutputTail
 from traceml.present.status_line import status_line
 from traceml.present.text import render
 from traceml.runs.manifest import OUTPUT_LOG, read_manifest, recorded_at

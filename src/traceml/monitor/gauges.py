@@ -4,13 +4,14 @@ import contextlib
 import math
 import os
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 
-from traceml.monitor.cgroups import CpuGroups, MemoryGroups, MemoryUse
-from traceml.monitor.gpus import GpuReading, ReadGpus, gpu_columns, process_gpu_bytes
+from traceml.monitor.machine import Cgroups, MemoryUse
 from traceml.recording.writer import RecordingWriter
 from traceml.schema import catalog as c
 
@@ -21,14 +22,14 @@ BUSY_SHARE = 0.1
 class Gauges:
     """Writes one system row, and one row per training process, at each `sample`."""
 
-    def __init__(self, recording: Path, read_gpus: ReadGpus) -> None:
+    def __init__(self, recording: Path, read_gpus: "ReadGpus") -> None:
         self._read_gpus = read_gpus
         self._system, self._process = (
             RecordingWriter(str(recording / f"{kind}.gauges"), columns, {"kind": kind})
             for kind, columns in (("system", c.SYSTEM_COLUMNS), ("process", c.PROCESS_COLUMNS))
         )
         self._processes: dict[int, _Process] = {}
-        self._groups, self._memory_groups = CpuGroups(), MemoryGroups()
+        self._groups = Cgroups()
         self._throttled_us = self._groups.quota().throttled_us
         self._sampled_ns = time.perf_counter_ns()
         self._cpu_times = psutil.cpu_times()
@@ -38,10 +39,13 @@ class Gauges:
         """Look at everything once. `threads` maps each training process to its training thread."""
         now = time.perf_counter_ns()
         elapsed_s, self._sampled_ns = (now - self._sampled_ns) / 1e9, now
-        throttled_s = self._throttled_s()
+        before_us, after_us = self._throttled_us, self._groups.quota().throttled_us
+        is_known = before_us is not None and after_us is not None
+        throttled_s = ((after_us or 0) - (before_us or 0)) / 1e6 if is_known else None
+        self._throttled_us = after_us
         readings = self._read_gpus()
         machine = psutil.virtual_memory()
-        memory = self._memory_groups.use(MemoryUse(machine.total - machine.available, machine.total))
+        memory = self._groups.memory(MemoryUse(machine.total - machine.available, machine.total))
         self._system.append(
             now,
             psutil.cpu_percent(),
@@ -51,35 +55,12 @@ class Gauges:
             *gpu_columns(readings),
         )
         before, self._cpu_times = self._cpu_times, psutil.cpu_times()
-        self._processes = {pid: known for pid, known in self._processes.items() if pid in threads}
         cores = Cores.between(before, self._cpu_times, throttled_s or 0.0)
+        known, self._processes = self._processes, {}
         for pid, thread in threads.items():
             with contextlib.suppress(psutil.Error):  # it has ended
-                self._process.append(now, pid, *self._process_row(pid, thread, readings, cores))
-
-    def _throttled_s(self) -> float | None:
-        """How long the CPU quota stopped the job since the last call."""
-        before, self._throttled_us = self._throttled_us, self._groups.quota().throttled_us
-        if before is None or self._throttled_us is None:
-            return None
-        return (self._throttled_us - before) / 1e6
-
-    def _process_row(
-        self, pid: int, thread: int, readings: list[GpuReading], cores: "Cores"
-    ) -> tuple[float, ...]:
-        if pid not in self._processes:
-            self._processes[pid] = _Process(pid, thread)
-        process = self._processes[pid]
-        rss_bytes, usage = process.rss_bytes(), process.usage()
-        gpu_bytes = process_gpu_bytes(readings, pid)
-        return (
-            _percent(usage.cpu_s, usage.elapsed_s),
-            rss_bytes,
-            math.nan if gpu_bytes is None else gpu_bytes,
-            _percent(cores.delay_s(usage), usage.elapsed_s),
-            _percent(cores.core_wait_s(usage), usage.elapsed_s),
-            process.workers_bytes(),
-        )
+                process = self._processes[pid] = known.get(pid) or _Process(pid, thread)
+                self._process.append(now, pid, *process.row(cores, readings))
 
 
 def _percent(part_s: float | None, whole_s: float) -> float:
@@ -149,8 +130,18 @@ class _Process:
         self._before: Usage | None = None  # totals at the last call
         self._children: dict[int, Child] = {}  # at the last call
 
-    def rss_bytes(self) -> float:
-        return float(self._process.memory_info().rss)
+    def row(self, cores: Cores, readings: "list[GpuReading]") -> tuple[float, ...]:
+        """The columns of a sample, without time and process id."""
+        rss_bytes, usage = self._process.memory_info().rss, self.usage()
+        gpu_bytes = process_gpu_bytes(readings, self._process.pid)
+        return (
+            _percent(usage.cpu_s, usage.elapsed_s),
+            rss_bytes,
+            math.nan if gpu_bytes is None else gpu_bytes,
+            _percent(cores.delay_s(usage), usage.elapsed_s),
+            _percent(cores.core_wait_s(usage), usage.elapsed_s),
+            self.workers_bytes(),
+        )
 
     def usage(self) -> Usage:
         """Since the last call; the first one has no elapsed time."""
@@ -195,22 +186,14 @@ def descendants(pid: int) -> list[int]:
     """
     if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    found: list[int] = []
-    parents = [pid]
-    while parents:
-        children = _children(parents.pop())
-        found += children
-        parents += children
-    return found
-
-
-def _children(pid: int) -> list[int]:
-    folder, found = f"/proc/{pid}/task", b""
-    with contextlib.suppress(OSError):  # it has ended
-        for thread in os.listdir(folder):
-            with contextlib.suppress(OSError), open(f"{folder}/{thread}/children", "rb", buffering=0) as file:
-                found += file.read(65_536) + b" "
-    return [int(word) for word in found.split()]
+    found = [pid]
+    for parent in found:  # grows meanwhile
+        folder = f"/proc/{parent}/task"
+        with contextlib.suppress(OSError):  # it has ended
+            for thread in os.listdir(folder):
+                with contextlib.suppress(OSError), open(f"{folder}/{thread}/children", "rb") as file:
+                    found += map(int, file.read().split())
+    return found[1:]
 
 
 def run_delay_seconds(schedstat: Path) -> float | None:
@@ -224,3 +207,114 @@ def run_delay_seconds(schedstat: Path) -> float | None:
 def _cpu_seconds(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One GPU at one moment; None where the driver does not say."""
+
+    util_percent: float | None
+    mem_used_bytes: float | None
+    mem_total_bytes: float | None
+    temp_c: float | None
+    power_w: float | None
+    power_limit_w: float | None
+    process_bytes: Mapping[int, int]  # by process id, where the driver says it
+
+
+ReadGpus = Callable[[], list[GpuReading]]
+"""Where readings come from; tests bring a simulated one."""
+
+
+class NvmlGpus:
+    """NVML, restricted to CUDA_VISIBLE_DEVICES."""
+
+    def __init__(self, nvml: Any, visible: str | None) -> None:
+        self._nvml = nvml
+        count = nvml.nvmlDeviceGetCount()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(count)]
+        uuids = [nvml.nvmlDeviceGetUUID(h) for h in handles]
+        self._handles = [handles[i] for i in visible_indices(visible, uuids)]
+
+    def read(self) -> list[GpuReading]:
+        return [self._read_one(handle) for handle in self._handles]
+
+    def _read_one(self, handle: Any) -> GpuReading:
+        nvml = self._nvml
+        util = self._ask(nvml.nvmlDeviceGetUtilizationRates, handle)
+        memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+        power = self._ask(nvml.nvmlDeviceGetPowerUsage, handle)
+        limit = self._ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+        processes = self._ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+        return GpuReading(
+            util_percent=None if util is None else float(util.gpu),
+            mem_used_bytes=None if memory is None else float(memory.used),
+            mem_total_bytes=None if memory is None else float(memory.total),
+            temp_c=self._ask(nvml.nvmlDeviceGetTemperature, handle, 0),
+            power_w=None if power is None else power / 1000,
+            power_limit_w=None if limit is None else limit / 1000,
+            process_bytes={p.pid: p.usedGpuMemory for p in processes if p.usedGpuMemory is not None},
+        )
+
+    def _ask(self, question: Any, *args: Any) -> Any:
+        try:
+            return question(*args)
+        except self._nvml.NVMLError:
+            return None  # this GPU does not support the question
+
+
+def visible_indices(visible: str | None, uuids: list[str]) -> list[int]:
+    """The GPUs that CUDA_VISIBLE_DEVICES names, by index or UUID, up to its first bad entry."""
+    if visible is None:
+        return list(range(len(uuids)))
+    found = []
+    for entry in (e.strip() for e in visible.split(",")):
+        if entry.isdigit() and int(entry) < len(uuids):
+            found.append(int(entry))
+            continue
+        matches = [i for i, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
+        if len(matches) != 1:
+            break
+        found.append(matches[0])
+    return found
+
+
+def find_gpus(environment: Mapping[str, str]) -> ReadGpus:
+    """NVML if it is there and answers; else no readings, and no complaint on a machine without a GPU."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return NvmlGpus(pynvml, environment.get("CUDA_VISIBLE_DEVICES")).read
+    except ImportError:
+        return list
+    except pynvml.NVMLError:
+        return list
+
+
+def process_gpu_bytes(readings: list[GpuReading], pid: int) -> float | None:
+    """Device memory of a process; None where no driver says (it does not know process ids of a container)."""
+    found = [r.process_bytes[pid] for r in readings if pid in r.process_bytes]
+    return float(sum(found)) if found else None
+
+
+def gpu_columns(readings: list[GpuReading]) -> list[float]:
+    """util, spread, fullest memory (bytes, percent), hottest, total power, worst power share."""
+    utils = [r.util_percent for r in readings if r.util_percent is not None]
+    temps = [r.temp_c for r in readings if r.temp_c is not None]
+    powers = [(r.power_w, r.power_limit_w) for r in readings if r.power_w is not None]
+    memories = [
+        (100 * r.mem_used_bytes / r.mem_total_bytes, r.mem_used_bytes)
+        for r in readings
+        if r.mem_used_bytes is not None and r.mem_total_bytes
+    ]
+    fullest_percent, fullest_bytes = max(memories, default=(math.nan, math.nan))
+    return [
+        sum(utils) / len(utils) if utils else math.nan,
+        max(utils) - min(utils) if len(utils) > 1 else math.nan,
+        fullest_bytes,
+        fullest_percent,
+        max(temps, default=math.nan),
+        sum(power for power, _ in powers) if powers else math.nan,
+        max((100 * power / limit for power, limit in powers if limit), default=math.nan),
+    ]

@@ -1,15 +1,27 @@
-"""From what the user typed to a command line and an environment for it."""
+"""From what the user typed to a command line and an environment for it, on each machine of a run."""
 
+import errno
 import os
+import re
 import shutil
+import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from traceml.errors import CommandError
-from traceml.monitor.this_node import ThisNode
-from traceml.settings import DISABLED_VARIABLE, KEY_VARIABLE, Settings, for_training
+from traceml.errors import CommandError, say
+from traceml.schema.slurm import MOST_DIGITS, find_task
+from traceml.settings import (
+    DISABLED_VARIABLE,
+    KEY_VARIABLE,
+    LAUNCH_KEYS,
+    Settings,
+    for_training,
+    resolve_launch,
+)
+from traceml.settings_file import read_file_settings
 
 LAUNCHERS: Final = (
     "torch.distributed.run",
@@ -18,6 +30,75 @@ LAUNCHERS: Final = (
     "deepspeed.launcher.runner",
 )
 """Modules that start ranks of their own, with flags like ours: `-m` and one of them is a command."""
+MASTER_PORT: Final = 29_500
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+"""The exit codes of shells."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThisNode:
+    """Which of the run's nodes this monitor is on. Under Slurm each task of `srun traceml run ...` counts as
+    a node; else each machine does, by --node-rank."""
+
+    index: int
+    count: int
+    run_name: str | None
+    master_addr: str | None
+    master_port: int
+    relay_port: int | None
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def folder_name(self) -> str | None:
+        """The run's name on node 0; the others keep what they record beside it."""
+        is_plain = self.is_first or self.run_name is None
+        return self.run_name if is_plain else f"{self.run_name}.node{self.index}"
+
+
+def find_this_node(settings: Settings, environment: Mapping[str, str], stem: str) -> ThisNode:
+    """From the flags, else from Slurm; else this machine is the only one."""
+    if settings.nnodes > 1:
+        if settings.node_rank is None or settings.run_name is None:
+            raise CommandError("--nnodes needs --node-rank and the same --run-name on every machine")
+        if settings.node_rank >= settings.nnodes:
+            raise CommandError(f"--node-rank {settings.node_rank} is not below --nnodes {settings.nnodes}")
+        return _node(settings, settings.node_rank, settings.nnodes, settings.run_name)
+    return _slurm_node(settings, environment, stem) or _node(settings, 0, 1, settings.run_name)
+
+
+def _node(settings: Settings, index: int, count: int, name: str | None) -> ThisNode:
+    port = settings.master_port or MASTER_PORT
+    return ThisNode(index, count, name, settings.master_addr, port, settings.relay_port)
+
+
+def _slurm_node(settings: Settings, environment: Mapping[str, str], stem: str) -> ThisNode | None:
+    """For a task that `srun` started together with others."""
+    found = find_task(environment)
+    if found is None or found.tasks < 2:
+        return None
+    tasks, task, step, job = found
+    again = environment.get("SLURM_RESTART_COUNT", "")
+    is_again = again.isascii() and again.isdigit() and len(again) <= MOST_DIGITS and int(again) > 0
+    name = f"{stem}-slurm-{job}.{step}" + (f".{int(again)}" if is_again else "")
+    node = _node(settings, task, tasks, settings.run_name or name)
+    address = settings.master_addr or environment.get("MASTER_ADDR")
+    address = address or first_host(environment.get("SLURM_STEP_NODELIST", ""))
+    node = replace(node, master_addr=address, master_port=settings.master_port or 20_000 + job % 20_000)
+    number = 1
+    # A second run in the same job step: every task had a first one, so all get the same number.
+    while settings.run_name is None and os.path.exists(f"{settings.logs_dir}/{node.folder_name}"):
+        number += 1
+        node = replace(node, run_name=f"{name}-{number}")
+    return node
+
+
+def first_host(hosts: str) -> str | None:
+    """The first of `a,b` or `n[01-04,07]`, as Slurm writes lists of hosts."""
+    found = re.match(r"([^,\[]*)(?:\[(\w+)[^\]]*\]([^,]*))?", hosts)
+    return "".join(part or "" for part in found.groups()) or None if found else None
 
 
 def is_python(target: str, is_module: bool) -> bool:
@@ -127,3 +208,49 @@ def keep_standard_files_apart() -> None:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # stays open, in this process only
     os.close(descriptor)
+
+
+def run_disabled(target: str, arguments: list[str], is_module: bool, flags: Mapping[str, str]) -> int:
+    """A disabled run: this process becomes the command, and nothing about TraceML can make that fail. Returns
+    an exit code only if there is no such command.
+
+    Only what decides the command is read (ranks and machines, for torchrun). What cannot be read is not used.
+    """
+    plain = plain_command(target, arguments, is_module)
+    environment = given_environment()
+    try:
+        values: dict[str, Any] = read_file_settings(Path())[0]
+    except (CommandError, ImportError, OSError, RecursionError, ValueError):
+        values = {}
+    settings = resolve_launch(flags, values, environment)
+    if not is_python(target, is_module) or (settings.nproc_per_node is None and settings.nnodes == 1):
+        return become(plain, environment)
+    # With a name, Slurm's variables need no look into the logs folder for a free one.
+    named = replace(settings, run_name="disabled")
+    try:
+        node = find_this_node(named, environment, "disabled")
+        command = with_ranks(plain, settings, node, is_python=True)
+    except CommandError:
+        if LAUNCH_KEYS & flags.keys():
+            raise  # typed just now
+        command = plain  # a variable or a file asks for what is not possible
+    return become(command, environment)
+
+
+def become(command: list[str], environment: Mapping[str, str]) -> int:
+    """Replace this process; the exit code of a shell if that is impossible."""
+    native = native_environment(environment)
+    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores these, and ignored signals are inherited
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    try:
+        try:
+            os.execvpe(command[0], command, native)
+        except OSError as problem:
+            if problem.errno != errno.ENOEXEC:
+                raise
+            shell = shell_command(command, native)
+            os.execve(shell[0], shell, native)
+    except OSError as problem:
+        say(f"{command[0]}: cannot be started ({problem.strerror})")
+        return NOT_FOUND if problem.errno in (errno.ENOENT, errno.ENOTDIR) else NOT_EXECUTABLE

@@ -11,7 +11,7 @@ from traceml.monitor.result import build
 from traceml.recording.tail import Tail, live_tail
 from traceml.runs import summary_file
 from traceml.runs.liveness import is_going_on
-from traceml.runs.manifest import SUMMARY_JSON, Manifest, read_manifest, recorded_at
+from traceml.runs.manifest import SUMMARY_JSON, read_manifest, recorded_at
 from traceml.schema import live as state
 from traceml.schema.live import Live
 from traceml.schema.modes import WATCH_ONLY
@@ -45,52 +45,49 @@ class LiveRun:
         if self._over is not None:
             return self._over
         self._looks += 1
-        manifest = read_manifest(self.folder)
-        if gone := not self._going_on(manifest):
+        manifest, now = read_manifest(self.folder), time.monotonic()
+        if now - self._asked >= ALIVE_EVERY_S:
+            self._asked, self._lives = now, is_going_on(self.folder, manifest)
+        if not self._lives:
             manifest = read_manifest(self.folder)  # the last thing that a monitor does is to write
         ended = not manifest or manifest.get("status", "running") != "running"
         if ended and summary_file.exists(self.folder / SUMMARY_JSON):
-            self._over = self._ended(summary_file.read(self.folder / SUMMARY_JSON).summary)
+            summary = summary_file.read(self.folder / SUMMARY_JSON).summary
+            how = state.FINISHED if summary.run.status in ("completed", "interrupted") else state.CRASHED
+            since, from_start = self._since(summary)
+            self._over = Live(summary, how, since_step=since, since_start=from_start)
         else:  # an ended run without its file: the monitor is just writing it, or is gone and could not
-            live = self._seen(self._build(manifest), gone)
-            if not gone:
+            source = recorded_at(self.folder, manifest)
+            if self._tail is None or self._tail.folder.parent != source:
+                self._tail = live_tail(source)
+            live = self._seen(build(source, manifest, final=False, tail=self._tail, before=self._before))
+            if self._lives:
                 return live
             self._over = live
         self._tail, self._before = None, Before()
         return self._over
 
-    def _build(self, manifest: Manifest) -> Summary:
-        source = recorded_at(self.folder, manifest)
-        if self._tail is None or self._tail.folder.parent != source:
-            self._tail = live_tail(source)
-        return build(source, manifest, final=False, tail=self._tail, before=self._before)
-
-    def _going_on(self, manifest: Manifest) -> bool:
-        now = time.monotonic()
-        if now - self._asked >= ALIVE_EVERY_S:
-            self._asked, self._lives = now, is_going_on(self.folder, manifest)
-        return self._lives
-
-    def _seen(self, summary: Summary, gone: bool) -> Live:
+    def _seen(self, summary: Summary) -> Live:
         now, steps = time.monotonic(), summary.run.recorded_steps or 0
         if steps != self._steps or summary.run.mode == WATCH_ONLY:
             self._steps, self._news = steps, now
         if not steps:
             self._counts.clear()
         self._counts.append((now, summary.run.steps.total or 0))
+        (first_s, first), (last_s, last) = self._counts[0], self._counts[-1]
         quiet = now - self._news
         since, from_start = self._since(summary)
         return Live(
             summary=summary,
-            state=self._state(summary, quiet, gone),
+            state=self._state(summary, quiet),
             quiet_s=quiet,
             since_step=since,
             since_start=from_start,
-            steps_per_s=self._rate(),
+            steps_per_s=(last - first) / (last_s - first_s) if last_s > first_s and last >= first else None,
         )
 
-    def _state(self, summary: Summary, quiet: float, gone: bool) -> str:
-        if gone:
+    def _state(self, summary: Summary, quiet: float) -> str:
+        if not self._lives:
             return state.CRASHED
         if summary.run.mode == WATCH_ONLY:
             return state.LIVE
@@ -99,25 +96,15 @@ class LiveRun:
         step_ms = summary.step_time.metrics["step_ms"].median.value or 0.0
         return state.STALE if quiet > max(STALE_S, STALE_STEPS * step_ms / 1e3) else state.LIVE
 
-    def _rate(self) -> float | None:
-        (first, before), (last, now) = self._counts[0], self._counts[-1]
-        return (now - before) / (last - first) if last > first and now >= before else None
-
     def _since(self, summary: Summary) -> tuple[int | None, bool]:
-        """Since which step the same verdict is there."""
+        """Since which step the same verdict is there, and whether it was at the first look."""
         found = summary.primary_diagnosis
         if found.kind == "NO_DATA":
             self._verdict = None
             return None, False
         if self._verdict is None or self._verdict[0] != found.kind:
-            is_first_look = self._looks <= 1
-            self._verdict = (found.kind, summary.run.steps.total, is_first_look)
+            self._verdict = (found.kind, summary.run.steps.total, self._looks <= 1)
         return self._verdict[1:]
-
-    def _ended(self, summary: Summary) -> Live:
-        since, from_start = self._since(summary)
-        how = state.FINISHED if summary.run.status in ("completed", "interrupted") else state.CRASHED
-        return Live(summary, how, since_step=since, since_start=from_start)
 
 
 def find_run(name: str, logs: Path) -> Path:

@@ -8,8 +8,7 @@ from socket import gethostname
 from typing import Any, Final
 
 from traceml.errors import failsafe, say
-from traceml.monitor.cgroups import usable_cores
-from traceml.monitor.environment import environment_facts, oom_kills, oom_kills_since
+from traceml.monitor.machine import environment_facts, oom_kills, oom_kills_since, usable_cores
 from traceml.recording import layout
 from traceml.runs import manifest as manifests
 from traceml.schema.modes import WATCH_ONLY
@@ -99,8 +98,7 @@ class Monitor:
     def _prepare(self) -> None:
         # Imported only now, while the command is starting, and before it has ended.
         import traceml.monitor.result  # noqa: F401
-        from traceml.monitor.gauges import Gauges
-        from traceml.monitor.gpus import find_gpus
+        from traceml.monitor.gauges import Gauges, find_gpus
         from traceml.monitor.watchdog import Watchdog
         from traceml.recording.rollup import Roller
         from traceml.recording.tail import live_tail

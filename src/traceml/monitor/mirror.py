@@ -33,10 +33,9 @@ class Mirror:
         """One function: how many rows of a recording are in the home folder too."""
         self._stop = threading.Event()
         self._complete = False
-        self._copied: dict[str, bytes] = {}
         self._thread: threading.Thread | None = None
         if local != home and start:
-            self.safe_rows.append(self._acknowledged)
+            self.safe_rows.append(lambda name: self._outbox.acknowledged(name) if self._outbox else 0)
             self._thread = threading.Thread(target=self._copy, name="traceml-mirror", daemon=True)
             failsafe("copying the run to its folder", None)(self._thread.start)()
 
@@ -59,38 +58,27 @@ class Mirror:
         self._copy()
         return self._complete
 
-    def _acknowledged(self, name: str) -> int:
-        return self._outbox.acknowledged(name) if self._outbox is not None else 0
-
     @failsafe("copying the run to its folder", None)
     def _copy(self) -> None:
-        from traceml.monitor.relay.merge import catch_up
-        from traceml.monitor.relay.outbox import Outbox
-        from traceml.monitor.relay.protocol import Limits
-        from traceml.monitor.relay.store import NodeStore
+        from traceml.monitor.relay.outbox import Outbox, catch_up
+        from traceml.monitor.relay.store import Limits, NodeStore
         from traceml.recording.rollup import Roller
 
         self._outbox = Outbox(self._local, node_rank=None, files_at_once=None)
         no_limits = Limits(files=1 << 30, node_bytes=1 << 60, keep_free_bytes=0)
         store = NodeStore(self._home / RECORDING, None, no_limits)
         roller = Roller(self._home)
+        copied: dict[str, bytes] = {}
         is_last = False
         while not is_last:
             is_last = self._stop.wait(EVERY_S)
             for name in (MANIFEST, SUMMARY_JSON, SUMMARY_TEXT, SUMMARY_PAGE):
-                self._copy_file(name)
+                data = (self._local / name).read_bytes() if (self._local / name).exists() else None
+                if data is not None and copied.get(name) != data:
+                    write_atomic(self._home / name, data)
+                    copied[name] = data
             if is_last and (self._local / OUTPUT_LOG).exists():  # it may be long: once is enough
                 shutil.copyfile(self._local / OUTPUT_LOG, self._home / OUTPUT_LOG)
             merged = catch_up(self._outbox, store)
             roller.maybe_roll(time.monotonic())
             self._complete = is_last and merged.complete
-
-    def _copy_file(self, name: str) -> None:
-        """A small file as a whole, if it has changed."""
-        try:
-            data = (self._local / name).read_bytes()
-        except FileNotFoundError:
-            return
-        if self._copied.get(name) != data:
-            write_atomic(self._home / name, data)
-            self._copied[name] = data

@@ -96,14 +96,16 @@ def finish(
     Each part is guarded by itself: the verdict appears on the screen even if a file cannot be written.
     """
     summary = build(folder, manifest, final=True)
-    views = (
-        {**FILES, SUMMARY_PAGE: report} if html else FILES
-    )  # large, and `traceml view --html` makes it later
-    written = [
-        name
-        for name, view in views.items()
-        if failsafe(f"writing {name}", False)(_wrote)(folder / name, view, summary)
-    ]
+    # The page is large, and `traceml view --html` makes it later.
+    views = {**FILES, SUMMARY_PAGE: report} if html else FILES
+    written = []
+
+    def write_view(name: str) -> None:
+        write_atomic(folder / name, views[name](summary))
+        written.append(name)
+
+    for name in views:
+        failsafe(f"writing {name}", None)(write_view)(name)
     if not quiet:
         sys.stderr.write("\n" + failsafe("rendering the summary", "")(render)(summary))
         sys.stderr.flush()
@@ -115,11 +117,6 @@ def finish(
         if SUMMARY_PAGE in written[1:]:
             sys.stderr.write(f"Report: {short(home / SUMMARY_PAGE)}\n")
         sys.stderr.flush()
-
-
-def _wrote(path: Path, view: Callable[[Summary], bytes], summary: Summary) -> bool:
-    write_atomic(path, view(summary))
-    return True
 
 
 def short(path: Path) -> str:

@@ -8,12 +8,16 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import time
 from types import FrameType
 from typing import Final, NamedTuple
 
-from traceml.monitor.witness import Witness
-
+SI_KERNEL: Final = 0x80
+"""Sent by the kernel: here, a key on the terminal."""
+ANSWER_WITHIN_S: Final = 2.0
+MOST_ANSWERS: Final = 1000
+"""Two bytes each: the answer is sent and read as a whole."""
 SENDERS_PAUSE_S: Final = 0.05
 """A sender that goes from process to process (pkill, Slurm, systemd) needs a moment to reach all of them."""
 
@@ -113,3 +117,62 @@ def in_foreground() -> bool:
         return False
     finally:
         os.close(terminal)
+
+
+class Witness:
+    """A process that only waits in our process group: a signal that reached it was not sent to us alone.
+
+    The kernel does not say whether a signal was sent to one process or to its whole group. Without knowing,
+    a signal to the group would reach the command twice: by itself, and once more because we pass it on.
+    The witness is a fork of ours that blocks every signal. Signals stay pending there until we ask, so the
+    answer does not depend on when it gets the CPU. It sees what the command sees: a terminal's Ctrl-C,
+    `kill -TERM -pgid`, `timeout`, and whoever signals every process of a job (Slurm, systemd, `pkill -f`).
+    Creating it raises OSError where there is none to be had (process limit).
+    """
+
+    def __init__(self) -> None:
+        self._socket, its = socket.socketpair()
+        self._socket.settimeout(ANSWER_WITHIN_S)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self._pid = os.fork()
+            if self._pid == 0:
+                try:
+                    self._socket.close()  # else it would never see that we are gone
+                    _answer_until_the_end(its)
+                finally:
+                    os._exit(0)
+        except OSError:
+            self._socket.close()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            its.close()
+
+    def ask(self) -> dict[int, bool] | None:
+        """The signals that reached it since the last question, and whether the kernel sent them.
+
+        None if it cannot answer (somebody stopped or killed it): then it is of no more use.
+        """
+        try:
+            self._socket.send(b"?")
+            answer = self._socket.recv(4 * MOST_ANSWERS)
+        except OSError:
+            return None
+        pairs = zip(answer[1::2], answer[2::2], strict=True)
+        return {number: bool(by_kernel) for number, by_kernel in pairs} if answer else None
+
+    def close(self) -> None:
+        self._socket.close()
+        os.kill(self._pid, signal.SIGKILL)  # it may have been stopped
+        os.waitpid(self._pid, 0)
+
+
+def _answer_until_the_end(monitor: socket.socket) -> None:
+    """One answer per question; the connection ends when the monitor does, and so does the witness."""
+    while monitor.recv(1):
+        seen = bytearray(b".")
+        while (waiting := signal.sigpending()) and len(seen) < 2 * MOST_ANSWERS:
+            info = signal.sigwaitinfo(waiting)
+            seen += bytes((info.si_signo, info.si_code == SI_KERNEL))
+        monitor.send(seen)

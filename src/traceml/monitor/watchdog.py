@@ -1,20 +1,26 @@
 """Notices during the run that a rank has ended or that no rank makes progress, and says where each one is."""
 
+import contextlib
 import json
 import os
+import select
+import struct
+import threading
 import time
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from traceml.monitor.environment import oom_kills, oom_kills_since
-from traceml.monitor.exit_times import Exit, ExitTimes
+from traceml.monitor.machine import oom_kills, oom_kills_since
 from traceml.recording.layout import STATE_REPLACED, STATE_RUNNING
 from traceml.recording.tail import RankTail, Tail
-from traceml.runs.liveness import is_running
+from traceml.runs.liveness import is_running, stat_fields
 from traceml.runs.manifest import signal_name
 from traceml.schema import catalog as c
+
+with contextlib.suppress(ImportError):  # not on Windows, which has no pidfds either
+    import fcntl
 
 EVENTS: Final = "monitor.events.jsonl"
 STALL_FACTOR: Final = 20
@@ -29,6 +35,13 @@ MOST_LISTED: Final = 16
 RECENT_STEPS: Final = 50
 EXITING_NS: Final = 5_000_000_000
 """A process that has closed its recording exits within this time, or not at all."""
+LATE_S: Final = 0.2
+EXIT_FIELD: Final = 49
+"""Of /proc/<pid>/stat, counted from the state."""
+INFO: Final = struct.Struct("Q52xi")
+"""The kernel's `pidfd_info`: what is asked for and was given, ids of process and users, the exit status."""
+INFO_EXIT: Final = 1 << 3
+GET_INFO: Final = (3 << 30) | (INFO.size << 16) | (0xFF << 8) | 11
 
 
 @dataclass(slots=True)
@@ -41,6 +54,7 @@ class RankState:
     phase: int
     ended_ns: int  # when its last step ended, or when it began to train if there is none
     usual_ns: float
+    patience_ns: float  # how long it may be silent
     alive: bool
     closed: bool  # the interpreter ended normally
     failed_in: int | None  # the phase that an exception has left since the last step
@@ -70,9 +84,11 @@ class Watchdog:
                 alive.append(state)
                 self._exit_times.watch(state.pid)
                 continue
-            if state.closed and is_running(state.pid) and self._is_new_end(state.pid):
-                self._exit_times.watch(state.pid)
-                continue  # it is about to exit, and then the kernel tells with which code
+            if state.closed and is_running(state.pid):
+                now = time.perf_counter_ns()
+                if now - self._closed_ns.setdefault(state.pid, now) < EXITING_NS:
+                    self._exit_times.watch(state.pid)
+                    continue  # it is about to exit, and then the kernel tells with which code
             # It may have completed a step after its rows were read and before it was found gone: read again.
             self._tail.read_again(rank)
             state = self._state(rank)
@@ -83,21 +99,16 @@ class Watchdog:
             self._crash, self._ended_ns = self._crash if state.closed else state, time.perf_counter_ns()
         return self._check_stall(alive) if alive else self._check_none_left()
 
-    def _is_new_end(self, pid: int) -> bool:
-        """Whether a process closed its recording only a moment ago. Some, as notebooks, never exit."""
-        now = time.perf_counter_ns()
-        return now - self._closed_ns.setdefault(pid, now) < EXITING_NS
-
     def _check_stall(self, states: list[RankState]) -> str | None:
         now = time.perf_counter_ns()
         for state in states:
             if state.phase in BUSY_ON_PURPOSE:
                 self._busy_ns[state.pid] = now  # between two batches of a validation as well
-        stuck = [s for s in states if now - s.ended_ns >= self._patience_ns(s)]
+        stuck = [s for s in states if now - s.ended_ns >= s.patience_ns]
         if len(stuck) < len(states):
             self._stalled = False
             return self._check_single(stuck, states, now)
-        patience_ns = max(self._patience_ns(s) for s in stuck)
+        patience_ns = max(s.patience_ns for s in stuck)
         silent_ns = now - max(s.ended_ns for s in stuck)
         busy_ns = max(self._busy_ns.get(s.pid, 0) for s in stuck)
         is_busy = now - busy_ns < patience_ns and silent_ns < BUSY_FACTOR * patience_ns
@@ -109,9 +120,8 @@ class Watchdog:
         newest = max(s.ended_ns for s in states)
         new = []
         for state in stuck:
-            patience_ns = self._patience_ns(state)
-            is_busy = now - self._busy_ns.get(state.pid, 0) < patience_ns or state.phase == c.SYNC
-            is_behind = newest - state.ended_ns > patience_ns / 2
+            is_busy = now - self._busy_ns.get(state.pid, 0) < state.patience_ns or state.phase == c.SYNC
+            is_behind = newest - state.ended_ns > state.patience_ns / 2
             if is_behind and not is_busy and self._alone.get(state.pid) != state.step:
                 self._alone[state.pid] = state.step
                 new.append(state)
@@ -127,11 +137,6 @@ class Watchdog:
             f"no rank has trained for {silent_ns / 1e9:.0f} s: r{crash.rank} was killed or crashed after "
             f"step {crash.step}, but the command is still running"
         )
-
-    def _patience_ns(self, state: RankState) -> float:
-        if not state.step:
-            return FIRST_FACTOR * self._stall_after_ns
-        return max(self._stall_after_ns, STALL_FACTOR * state.usual_ns)
 
     def _report(self, stuck: list[RankState], now: int, together: bool) -> str:
         silent_ns = now - max(s.ended_ns for s in stuck)
@@ -155,7 +160,10 @@ class Watchdog:
         closed_ns = self._closed_ns.pop(state.pid, None)
         end = None if is_running(state.pid) else self._exit_times.take(state.pid)
         if end is not None:
-            more |= {"time_ns": end.time_ns, "wall_ns": end.wall_ns, "exact": True, **_how_it_ended(end)}
+            more |= {"time_ns": end.time_ns, "wall_ns": end.wall_ns, "exact": True}
+        if end is not None and end.status is not None:
+            code = os.waitstatus_to_exitcode(end.status)
+            more |= {"signal": signal_name(-code)} if code < 0 else {"exit_code": code}
         if closed_ns is not None:  # how long it took to exit says nothing about who was first
             ago_ns = time.perf_counter_ns() - closed_ns
             more |= {"time_ns": closed_ns, "wall_ns": time.time_ns() - ago_ns, "exact": False}
@@ -186,25 +194,20 @@ class Watchdog:
         pid = rank.identity.pid or 0
         alive = is_running(pid) and live.state == STATE_RUNNING
         began_ns = int(rank.header.get("process", {}).get("clock_ns", 0))
+        usual_ns = float(np.median(recent["end_ns"] - recent["begin_ns"])) if len(rows) else 0.0
+        usual_patience_ns = max(self._stall_after_ns, STALL_FACTOR * usual_ns)
         return RankState(
             rank=rank.identity.rank or 0,
             pid=pid,
             step=step,
             phase=live.phase,
             ended_ns=int(rows["end_ns"][-1]) if len(rows) else began_ns,
-            usual_ns=float(np.median(recent["end_ns"] - recent["begin_ns"])) if len(rows) else 0.0,
+            usual_ns=usual_ns,
+            patience_ns=usual_patience_ns if step else FIRST_FACTOR * self._stall_after_ns,
             alive=alive,
             closed=live.state != STATE_RUNNING,
             failed_in=live.failed_in if not alive and live.failed_step == step + 1 else None,
         )
-
-
-def _how_it_ended(end: Exit) -> dict[str, Any]:
-    """The signal that killed the process, or the code that it exited with; nothing if it is not known."""
-    if end.status is None:
-        return {}
-    code = os.waitstatus_to_exitcode(end.status)
-    return {"signal": signal_name(-code)} if code < 0 else {"exit_code": code}
 
 
 def _place(state: RankState) -> str:
@@ -221,3 +224,77 @@ def phase_name(slot: int) -> str:
     if slot < c.RECORDED_SLOTS:
         return f"wait ({c.WAIT_PLACES[slot - c.FIRST_WAIT].where})"
     return "input" if slot > 250 else "wait"
+
+
+class Exit(NamedTuple):
+    """One end: when, on both clocks in ns, and the wait status if the launcher had not collected it yet."""
+
+    time_ns: int
+    wall_ns: int
+    status: int | None
+
+
+class ExitTimes:
+    """When and how processes of this machine ended (`ended`): the order shows which rank ended first.
+
+    The monitor looks ten times per second. A launcher ends the other ranks faster than that once one has
+    ended. The kernel reports the end of a process (pidfd), and a thread waits for it. Without pidfds nothing
+    is known.
+    """
+
+    def __init__(self) -> None:
+        self.ended: dict[int, Exit] = {}
+        self._pids: dict[int, int] = {}  # by file descriptor
+        self._known: set[int] = set()
+        self._epoll = select.epoll() if hasattr(os, "pidfd_open") and hasattr(select, "epoll") else None
+
+    def watch(self, pid: int) -> None:
+        """Wait for this process too. One that is watched already, or has ended, changes nothing."""
+        if self._epoll is None or pid in self._known:
+            return
+        self._known.add(pid)
+        with contextlib.suppress(OSError):  # it has ended, or the kernel has no pidfds
+            descriptor = os.pidfd_open(pid)
+            try:
+                if not self._pids:
+                    threading.Thread(target=self._wait, name="traceml-exits", daemon=True).start()
+            except RuntimeError:  # the process limit: do without
+                self._epoll = None
+                os.close(descriptor)
+                return
+            self._pids[descriptor] = pid
+            self._epoll.register(descriptor, select.EPOLLIN)
+
+    def take(self, pid: int) -> Exit | None:
+        """The end of a process that is gone, which is then forgotten: a new process may get the same id. The
+        thread that notes it may come a moment later than we do."""
+        deadline = time.monotonic() + LATE_S
+        while pid in self._pids.values() and pid not in self.ended and time.monotonic() < deadline:
+            time.sleep(0.002)
+        self._known.discard(pid)
+        return self.ended.pop(pid, None)
+
+    def _wait(self) -> None:
+        assert self._epoll is not None
+        while True:
+            for descriptor, _ in self._epoll.poll():
+                pid, now, wall = self._pids[descriptor], time.perf_counter_ns(), time.time_ns()
+                self.ended[pid] = Exit(now, wall, wait_status(pid, descriptor))
+                self._epoll.unregister(descriptor)
+                os.close(descriptor)
+
+
+def wait_status(pid: int, descriptor: int) -> int | None:
+    """How a process ended, as `waitpid` would tell its parent: before that has asked, /proc shows it; then
+    the kernel still tells whoever holds a pidfd, from Linux 6.15 on."""
+    fields = stat_fields(pid) or []
+    if len(fields) > EXIT_FIELD and fields[0] == "Z":
+        return int(fields[EXIT_FIELD])
+    info = bytearray(INFO.size)
+    INFO.pack_into(info, 0, INFO_EXIT, 0)
+    try:
+        fcntl.ioctl(descriptor, GET_INFO, info)
+    except OSError:
+        return None
+    mask, status = INFO.unpack(info)
+    return int(status) if mask & INFO_EXIT else None

@@ -4,18 +4,13 @@ A row is a block of one step, so rows and blocks fold by the same table, and fol
 same block as folding at once.
 """
 
-from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from traceml.recording.layout import Columns
 from traceml.schema import catalog as c
-
-Words = NDArray[np.int64]
-_Together = tuple[np.dtype[Any], list[int], list[int]]
-"""The kind of number, lines of a block, and which numbers of a row these are."""
 
 
 class Fold:
@@ -34,19 +29,15 @@ class Fold:
         Rows that were superseded must not be among them (`latest_of_each_step`).
         """
         words = np.empty((len(self._table), len(rows)), dtype=np.int64)
-        together, alone = _places(self._table, rows.dtype)
-        for kind, lines, sources in together:
-            words[lines] = rows.view(kind).reshape(len(rows), -1).T[sources]
-        for at in alone:
-            source = self._table[at].source
-            if source == "one":
-                words[at] = 1
-            elif source == "end_row":
-                words[at] = end_row
-            elif source == "took_ns":
-                words[at] = rows["end_ns"] - rows["begin_ns"]
+        for line, column in zip(words, self._table, strict=True):
+            if column.source == "one":
+                line[:] = 1
+            elif column.source == "end_row":
+                line[:] = end_row
+            elif column.source == "took_ns":
+                np.subtract(rows["end_ns"], rows["begin_ns"], out=line)
             else:
-                words[at] = rows[source]
+                line[:] = rows[column.source]
         return self._one(words)
 
     def blocks(self, *blocks: NDArray[np.void] | np.void) -> np.void:
@@ -54,31 +45,13 @@ class Fold:
         words = np.concatenate([np.frombuffer(b.tobytes(), dtype=np.int64) for b in blocks])
         return self._one(words.reshape(-1, len(self._table)).T)
 
-    def _one(self, words: Words) -> np.void:
+    def _one(self, words: NDArray[np.int64]) -> np.void:
         """`words` has a line per block column."""
         folded = np.empty(len(self._table), dtype=np.int64)
         for how, chosen in self._by_how.items():
             folded[chosen] = _REDUCE[how](words[chosen])
         block: np.void = folded.view(self.dtype)[0]
         return block
-
-
-@lru_cache(maxsize=64)
-def _places(table: tuple[c.Folded, ...], dtype: np.dtype[np.void]) -> tuple[list[_Together], list[int]]:
-    """Which columns of a block are copied together, and which one by one. A live view folds thousands of
-    pieces, and copying each column by its name takes several times as long."""
-    assert dtype.fields is not None
-    together: dict[np.dtype[Any], _Together] = {}
-    alone = []
-    for at, column in enumerate(table):
-        kind, offset, *_ = dtype.fields.get(column.source, (None, 0))
-        if kind is None or offset % kind.itemsize or dtype.itemsize % kind.itemsize:
-            alone.append(at)
-        else:
-            _, lines, sources = together.setdefault(kind, (kind, [], []))
-            lines.append(at)
-            sources.append(offset // kind.itemsize)
-    return list(together.values()), alone
 
 
 _REDUCE: Final = {

@@ -1,23 +1,21 @@
 """Reads a recording by copying published rows out of it; any kill point leaves a readable prefix.
 
 Rows are never mapped: the monitor may free the space of old rows at any moment (rollup.py), and thousands of
-files would need thousands of mappings.
+files would need thousands of mappings. No file is trusted: it may be damaged, or come from a node that lies.
 """
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from traceml.errors import TraceMLError, printable
-from traceml.files import open_regular
+from traceml.files import open_regular, open_sized, sound
 from traceml.recording import layout
 
 NEARLY: Final = 2
@@ -48,50 +46,41 @@ class Live(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes) -> "Live":
-        if len(data) < layout.LIVE_BYTES:
-            return cls()
-        return cls(*layout.LIVE.unpack_from(data))
+        return cls(*layout.LIVE.unpack_from(data)) if len(data) >= layout.LIVE_BYTES else cls()
 
 
 class RecordingReader:
     """One recording file. Its first `rolled_up` rows may be gone: they are neither read nor returned."""
 
     def __init__(self, path: str | Path, rolled_up: int = 0) -> None:
-        self._name = str(path)  # a string, because `Path` objects are slow for thousands of files
-        self.count = rolled_up
+        self.path = os.fspath(path)  # a string, because `Path` objects are slow for thousands of files
+        self.count = self._rolled_up = rolled_up
         """Rows published up to the last look, rolled-up ones included."""
-        self._rolled_up = rolled_up
-        with self._opened() as fd:
-            head = bytes_at(fd, layout.HEADER_SIZE, 0)
+        head = read_at(self.path, layout.HEADER_SIZE, 0)
         self.header, self.dtype = parse_header(path, head)
         self.live_bytes = head[layout.LIVE_OFFSET : layout.LIVE_OFFSET + layout.LIVE_BYTES]
         self.row_size = self.dtype.itemsize
 
-    @property
-    def path(self) -> Path:
-        return Path(self._name)
-
     def look(self) -> int:
         """How many rows are published by now."""
-        with self._opened() as fd:
-            self.count = self._published(fd, self._room_for(os.fstat(fd).st_size), self.count)
+        fd, size = open_sized(self.path)
+        try:
+            self.count = self._published(fd, self._room_for(size), self.count)
+        finally:
+            os.close(fd)
         return self.count
 
     def rows(self, begin: int | None = None, most: int | None = None) -> Rows:
         """The published rows from this one on, at most `most` of them."""
         first = self._rolled_up if begin is None else begin
-        with self._opened() as fd:
-            self.count = self._published(fd, self._room_for(os.fstat(fd).st_size), self.count)
-            wanted = max(self.count - first, 0)
-            return self._copied(fd, first, wanted if most is None else min(wanted, most))
+        wanted = max(self.look() - first, 0)
+        return self.copied(first, wanted if most is None else min(wanted, most))
 
-    @contextmanager
-    def _opened(self) -> Iterator[int]:
-        fd = open_regular(self._name)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
+    def copied(self, first: int, count: int) -> Rows:
+        """These rows, up to the first that is missing or has another number than expected."""
+        data = read_at(self.path, count * self.row_size, layout.HEADER_SIZE + first * self.row_size)
+        rows: Rows = np.frombuffer(data, self.dtype, len(data) // self.row_size)
+        return rows[: leading(rows["sequence"], first + 1)]
 
     def _room_for(self, size: int) -> int:
         """How many rows a file of this size has room for; the last of them may not be published yet."""
@@ -109,35 +98,19 @@ class RecordingReader:
             at = tries.pop() if tries else (low + high) // 2
             if not low <= at < high:
                 continue
-            if is_published(fd, at, self.row_size):
+            place = layout.HEADER_SIZE + (at + 1) * self.row_size - layout.SEQUENCE.size
+            if bytes_at(fd, layout.SEQUENCE.size, place) == layout.SEQUENCE.pack(at + 1):
                 low = at + 1
             else:
                 high = at
         return low
 
-    def _copied(self, fd: int, first: int, count: int) -> Rows:
-        """These rows, up to the first that is missing or has another number than expected."""
-        data = bytes_at(fd, count * self.row_size, layout.HEADER_SIZE + first * self.row_size)
-        rows: Rows = np.frombuffer(data, self.dtype, len(data) // self.row_size)
-        return rows[: leading(rows["sequence"], first + 1)]
-
-
-def is_published(fd: int, index: int, row_size: int) -> bool:
-    """Whether the row at this index has its sequence number."""
-    size = layout.SEQUENCE.size
-    place = layout.HEADER_SIZE + (index + 1) * row_size - size
-    return bytes_at(fd, size, place) == layout.SEQUENCE.pack(index + 1)
-
 
 def leading(sequence: NDArray[np.int64], first: int) -> int:
     """How many leading rows are numbered `first`, `first` + 1, ..."""
     if len(sequence) <= 64:  # a loop is faster
-        count = 0
-        for number in sequence.tolist():
-            if number != first + count:
-                break
-            count += 1
-        return count
+        numbers = enumerate(sequence.tolist())
+        return next((i for i, number in numbers if number != first + i), len(sequence))
     right = sequence == np.arange(first, first + len(sequence))
     return len(sequence) if right.all() else int(right.argmin())
 
@@ -148,6 +121,15 @@ def bytes_at(fd: int, size: int, offset: int) -> bytes:
         return os.pread(fd, size, offset)
     os.lseek(fd, offset, os.SEEK_SET)
     return os.read(fd, size)
+
+
+def read_at(path: str | Path, size: int, offset: int) -> bytes:
+    """The same of a file that is not open."""
+    fd = open_regular(path)
+    try:
+        return bytes_at(fd, size, offset)
+    finally:
+        os.close(fd)
 
 
 @lru_cache(maxsize=256)
@@ -170,21 +152,11 @@ def parse_header(path: str | Path, head: bytes) -> tuple[dict[str, Any], np.dtyp
     if check != layout.checksum(row_size, text):
         raise UnreadableRecording(f"{path}: damaged header")
     try:
-        header = _load(text)
+        header = json_value(text)
+        header["columns"] = msgspec.convert(header["columns"], layout.Columns)
         return header, row_dtype(header["columns"], row_size)
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError) as problem:
         raise UnreadableRecording(f"{path}: damaged header") from problem
-
-
-def _load(text: bytes) -> dict[str, Any]:
-    """The header's JSON. Its columns are the same in thousands of files: parsed once."""
-    try:
-        raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-    except msgspec.DecodeError:
-        header: dict[str, Any] = json_value(text)
-        return {**header, "columns": _load_columns(msgspec.json.encode(header["columns"]))}
-    columns = _load_columns(bytes(raw.pop("columns")))
-    return {**{key: msgspec.json.decode(value) for key, value in raw.items()}, "columns": columns}
 
 
 def json_value(text: bytes) -> Any:
@@ -193,11 +165,6 @@ def json_value(text: bytes) -> Any:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
         return json.loads(text)
-
-
-@lru_cache(maxsize=64)
-def _load_columns(text: bytes) -> layout.Columns:
-    return msgspec.json.decode(text, type=layout.Columns)
 
 
 @lru_cache(maxsize=64)
@@ -213,3 +180,58 @@ def row_dtype(columns: layout.Columns, row_size: int) -> np.dtype[np.void]:
     offsets[-1] = last
     formats.append(np.dtype("<i8"))
     return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": row_size})
+
+
+_Number = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
+_Cost = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+
+
+class _Identity(msgspec.Struct):
+    """Numbers that are missing or senseless are dealt with by `identity_of`."""
+
+    rank: _Number = 0
+    pid: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+
+
+class _Process(msgspec.Struct):
+    clock_ns: _Number = 0
+    wall_ns: _Number = 0
+    thread: _Number | None = None
+    threads: _Number | None = None
+    python: str | None = None
+    torch: str | None = None
+    packages: dict[str, str] | None = None
+
+
+class _Device(msgspec.Struct):
+    type: str | None = None
+    name: str | None = None
+    capacity_bytes: _Number | None = None
+
+
+class _Overhead(msgspec.Struct):
+    switch_ns: _Cost = 0.0
+    row_ns: _Cost = 0.0
+    pass_ns: _Cost = 0.0
+    step_ns: _Cost = 0.0
+    in_c: bool | None = None
+
+
+class _Header(msgspec.Struct):
+    """The types that the analysis relies on; more may be there."""
+
+    identity: _Identity
+    process: _Process = msgspec.field(default_factory=_Process)
+    device: _Device = msgspec.field(default_factory=_Device)
+    overhead: _Overhead = msgspec.field(default_factory=_Overhead)
+    missing: list[str] | None = None
+
+
+def checked(header: dict[str, Any], path: object) -> dict[str, Any]:
+    """A rank's header, if everything in it has the type that it must have; its texts are printable."""
+    try:
+        found = {key: value if key == "columns" else sound(value) for key, value in header.items()}
+        msgspec.convert(found, _Header)
+    except (msgspec.ValidationError, UnicodeError, RecursionError):
+        raise UnreadableRecording(f"{path}: its header does not make sense") from None
+    return found

@@ -50,24 +50,19 @@ KINDS: Final = {
 }
 
 
-def rollup_path(recording: Path) -> Path:
+def rollup_path(recording: str | Path) -> Path:
     """Where the block of this recording is."""
-    return recording.with_name(rollup_name(recording.name))
+    stem, suffix = os.path.splitext(recording)
+    return Path(stem + KINDS[suffix].suffix)
 
 
-def rollup_name(recording: str) -> str:
-    """The file name of the block of a recording with this file name."""
-    stem, _, kind = recording.rpartition(".")
-    return stem + KINDS[f".{kind}"].suffix
-
-
-def rolled_up(recording: Path) -> np.void | None:
+def rolled_up(recording: str | Path) -> np.void | None:
     """One block of everything that is rolled up of this recording."""
     try:
         reader = RecordingReader(rollup_path(recording))
     except FileNotFoundError:
         return None
-    fold, blocks = KINDS[recording.suffix].fold, reader.rows()
+    fold, blocks = KINDS[os.path.splitext(recording)[1]].fold, reader.rows()
     if not len(blocks):
         return None
     if not set(fold.columns) <= set(reader.header["columns"]):
@@ -75,9 +70,9 @@ def rolled_up(recording: Path) -> np.void | None:
     return fold.blocks(blocks[list(fold.dtype.names or ())].astype(fold.dtype))
 
 
-def rolled_up_rows(recording: Path) -> int:
+def rolled_up_rows(recording: str | Path) -> int:
     """How many leading rows of this recording may be gone."""
-    block = rolled_up(recording) if recording.suffix in KINDS else None
+    block = rolled_up(recording)
     return int(block["end_row"]) if block is not None else 0
 
 
@@ -110,11 +105,16 @@ class Roller:
         if now_s < self._due_s or os.name != "posix":
             return 0
         self._due_s = now_s + self._every_s
-        suffixes = tuple(KINDS)
         every = os.listdir(self._folder)
-        names = [name for name in every if name not in self._refused and name.endswith(suffixes)]
+        names = [name for name in every if name not in self._refused and name.endswith(tuple(KINDS))]
         over = [n for n in names if n.rpartition(".")[0] + ".steps" in self._ended]
-        rolled = sum(self._roll(name) for name in names)
+        rolled = 0
+        for name in names:
+            try:
+                rolled += self._roll(name)
+            except UnreadableRecording as problem:
+                self._refused.add(name)
+                say(f"old steps are not rolled up: {problem}")
         if self._safe_rows is None:
             self._refused.update(over)
         return rolled
@@ -124,55 +124,44 @@ class Roller:
         keep = self._keep_rows * KINDS[path.suffix].keep_times
         if path.stat().st_size < self._waits_for.get(name, keep * LEAST_ROW_BYTES):
             return 0
-        try:
-            before = rolled_up_rows(path)
-            reader = RecordingReader(path, before)
-            most_rows = reader.look()
-            if self._safe_rows is not None:
-                most_rows = min(most_rows, self._safe_rows(name))
-            rolled = _roll_up(reader, most_rows - keep)
-        except UnreadableRecording as problem:
-            self._refused.add(name)
-            say(f"old steps are not rolled up: {problem}")
-            return 0
-        next_rows = rolled + keep + ROWS_AT_ONCE
-        self._waits_for[name] = layout.HEADER_SIZE + next_rows * reader.row_size
-        return rolled - before
+        block = rolled_up(path)
+        before = int(block["end_row"]) if block is not None else 0
+        reader = RecordingReader(path, before)
+        most_rows = reader.look()
+        if self._safe_rows is not None:
+            most_rows = min(most_rows, self._safe_rows(name))
+        end = before + max(0, most_rows - keep - before) // ROWS_AT_ONCE * ROWS_AT_ONCE
+        if end > before:
+            _write_block(reader, path, block, before, end)
+        # From the start each time: a killed monitor may have left rows, and freeing again costs nothing.
+        freed = (layout.HEADER_SIZE + rows * reader.row_size for rows in (HEAD_ROWS, end))
+        with path.open("r+b", buffering=0) as source:
+            free_space(source.fileno(), *freed)
+        self._waits_for[name] = layout.HEADER_SIZE + (end + keep + ROWS_AT_ONCE) * reader.row_size
+        return end - before
 
 
-def _roll_up(reader: RecordingReader, most_rows: int) -> int:
-    """Roll up at most so many leading rows of a recording; returns how many are rolled up by then."""
-    path, fold = reader.path, KINDS[reader.path.suffix].fold
-    block = rolled_up(path)
-    before = rolled = int(block["end_row"]) if block is not None else 0
-    while rolled + ROWS_AT_ONCE <= most_rows:
-        rows = reader.rows(rolled, ROWS_AT_ONCE + 1)
+def _write_block(reader: RecordingReader, path: Path, block: np.void | None, begin: int, end: int) -> None:
+    """Put a block that has these rows too in place of the old one."""
+    fold = KINDS[path.suffix].fold
+    for first in range(begin, end, ROWS_AT_ONCE):
+        rows = reader.rows(first, ROWS_AT_ONCE + 1)
         if len(rows) <= ROWS_AT_ONCE:
-            raise UnreadableRecording(f"{path}: rows are missing after row {rolled}")
-        old, rolled = rows[:ROWS_AT_ONCE], rolled + ROWS_AT_ONCE
+            raise UnreadableRecording(f"{path}: rows are missing after row {first}")
+        old = rows[:ROWS_AT_ONCE]
         old = latest_of_each_step(old, int(rows["step"][-1])) if fold is STEPS else old
         if not len(old):
             raise UnreadableRecording(f"{path}: one step has more than {ROWS_AT_ONCE} rows")
-        more = fold.rows(old, rolled)
+        more = fold.rows(old, first + ROWS_AT_ONCE)
         block = more if block is None else fold.blocks(block, more)
-    if block is not None and rolled > before:
-        head = layout.header_bytes(fold.columns, {"identity": reader.header.get("identity")})
-        write_atomic(rollup_path(path), head + block.tobytes() + layout.SEQUENCE.pack(1))
-        _sync_folder(path.parent)
-    # From the start each time: a killed monitor may have left rows, and freeing again costs nothing.
-    first, end = (layout.HEADER_SIZE + rows * reader.row_size for rows in (HEAD_ROWS, rolled))
-    with path.open("r+b", buffering=0) as source:
-        free_space(source.fileno(), first, end)
-    return rolled
-
-
-def _sync_folder(folder: Path) -> None:
-    """A new file's name is on disk only when its folder is."""
-    fd = os.open(folder, os.O_RDONLY)
+    assert block is not None
+    head = layout.header_bytes(fold.columns, {"identity": reader.header.get("identity")})
+    write_atomic(rollup_path(path), head + block.tobytes() + layout.SEQUENCE.pack(1))
+    folder = os.open(path.parent, os.O_RDONLY)  # a new file's name is on disk only when its folder is
     try:
-        os.fsync(fd)
+        os.fsync(folder)
     finally:
-        os.close(fd)
+        os.close(folder)
 
 
 def _find_fallocate() -> Any:

@@ -5,21 +5,19 @@ the steps before them are held as one block of exact sums (`RankRecording.earlie
 """
 
 import os
+import re
+import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
 from traceml.errors import printable
 from traceml.recording import layout
-from traceml.recording.events import EventsTail
-from traceml.recording.fold import STEPS, Fold, latest_of_each_step
-from traceml.recording.layers import LayersTail
-from traceml.recording.names import FolderNames, Listing, node_of
-from traceml.recording.reader import Live, Rows, UnreadableRecording, names_of
-from traceml.recording.rollup import HEAD_ROWS, rolled_up, rollup_name
+from traceml.recording.fold import STEPS, latest_of_each_step
+from traceml.recording.lines import EventsTail, LayersTail
+from traceml.recording.reader import Live, Rows, UnreadableRecording, checked, names_of
+from traceml.recording.rollup import HEAD_ROWS
 from traceml.recording.rows_tail import RowsTail
-from traceml.recording.trust import checked
 from traceml.schema import catalog as c
 from traceml.schema.recorded import NodeGauges, RankRecording, RecordedEvent, RunRecording, identity_of
 
@@ -39,6 +37,64 @@ MOST_OWN_NS: Final = 100_000_000
 MOST_PROBLEMS: Final = 20
 MOST_GAUGE_ROWS: Final = 1_000_000
 _GAUGES: Final = {"system": c.SYSTEM_COLUMNS, "process": c.PROCESS_COLUMNS}
+NODE: Final = re.compile(r"\.node([0-9]{1,7})\.")
+SETTLED_NS: Final = 2_000_000_000
+COSTLY_S: Final = 0.0005
+PAUSES: Final = 200
+"""After a listing that took longer than `COSTLY_S`, this many times as long passes before the next one: what
+is done with the names takes several times as long as the listing."""
+
+
+class FolderNames:
+    """The file names of a folder that may hold very many: a sweep leaves a few files per ended process.
+    Listed again only if the folder has changed, and seldom if listing takes long."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._changed_ns = 0
+        self._names: list[str] = []
+        self._not_before_s = 0.0
+
+    def look(self) -> list[str]:
+        """The names; the same list object as long as they were not listed again."""
+        began_s = time.monotonic()
+        if began_s < self._not_before_s:
+            return self._names
+        changed_ns = os.stat(self._folder).st_mtime_ns
+        if changed_ns != self._changed_ns:
+            cpu_s = time.thread_time()  # on a busy machine the time that passes says little
+            self._names = os.listdir(self._folder)
+            # A file that comes within the same tick of the file system's clock does not change it again.
+            self._changed_ns = changed_ns if time.time_ns() - changed_ns > SETTLED_NS else 0
+            took_s = time.thread_time() - cpu_s
+            self._not_before_s = began_s + PAUSES * took_s if took_s > COSTLY_S else 0.0
+        return self._names
+
+    def forget(self) -> None:
+        """List again at the next look, however long that takes."""
+        self._changed_ns, self._not_before_s = 0, 0.0
+
+
+class Listing:
+    """What these names are, found out once for all looks that see the same names."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+        self.there = set(names)
+        self.ranks = sorted(n for n in names if n.startswith("rank-") and n.endswith(".steps"))
+        self.nodes = sorted({0, *(node_of(n) for n in names if ".node" in n)})
+        """The nodes with files here; node 0 always."""
+        self.seen = frozenset(n.removeprefix("seen-") for n in names if n.startswith("seen-"))
+        """How far the command got."""
+        events = sorted(n for n in names if n.endswith(".events.jsonl"))
+        self.monitor_events = [n for n in events if n.startswith("monitor")]
+        self.early_events = [n for n in events if n.startswith("early")]
+        """The files of what monitors saw, and of processes that never became a rank."""
+
+
+def node_of(name: str) -> int:
+    """The node that a file comes from."""
+    return int(found.group(1)) if (found := NODE.search(name)) is not None else 0
 
 
 class Tail:
@@ -54,6 +110,7 @@ class Tail:
         self._events: dict[str, EventsTail] = {}
         self._likely = 0  # rows of the rank that was read last
         self._names = FolderNames(self.folder)
+        self.list_again = self._names.forget
         self._listed = Listing([])
         self._own: list[str] = []  # recordings of this machine's processes that have not ended
         self.ended: set[str] = set()
@@ -62,7 +119,7 @@ class Tail:
     @property
     def is_whole(self) -> bool:
         """Whether every row that was read is still held."""
-        return not self.ended and all(rank.is_whole for rank in self._ranks.values())
+        return not self.ended and all(rank.steps.earlier is None for rank in self._ranks.values())
 
     def threads(self) -> dict[int, int]:
         """Process id to the id of the thread that trains, for each local training process."""
@@ -95,19 +152,13 @@ class Tail:
         self._own = [own for own in self._own if own != name]
         self._ranks.pop(name, None)
 
-    def list_again(self) -> None:
-        """Look for new files at the next call, however long that takes."""
-        self._names.forget()
-
     def read(self) -> RunRecording:
         """All published rows of all files, as far as they are held."""
         self.names()
-        listed, there = self._listed, self._listed.there
-        ranks = self._pulled(listed.ranks)
-        most_gauges = MOST_GAUGE_ROWS // (2 * len(listed.nodes))
+        listed, ranks = self._listed, self._pulled(self._listed.ranks)
         return RunRecording(
-            ranks=self._readable(ranks, lambda rank: rank.recording(there, self._note)),
-            nodes={node: self._node_gauges(node, there, most_gauges) for node in listed.nodes},
+            ranks=self._readable(ranks, lambda rank: rank.recording(listed.there, self._note)),
+            nodes={node: self._node_gauges(node) for node in listed.nodes},
             seen=listed.seen,
             problems=list(self.problems),
             monitor_events=self._events_of(listed.monitor_events),
@@ -115,7 +166,6 @@ class Tail:
         )
 
     def _pulled(self, names: list[str]) -> "list[RankTail]":
-        there = self._listed.there
         most = max(self._most_cells // max(len(names), 1), LIVE_STEPS)
         most = min(most, self._most_rows or most)
 
@@ -123,7 +173,7 @@ class Tail:
             rank = self._ranks.get(name)
             if rank is None:
                 rank = self._ranks[name] = RankTail(str(self.folder), name)
-            rank.pull(there, most, self._likely)
+            rank.steps.pull(most, self._likely)
             self._likely = rank.steps.count
             return rank
 
@@ -135,25 +185,25 @@ class Tail:
                 self._events[name] = EventsTail(str(self.folder / name))
         return [event for name in names for event in self._events[name].read()]
 
-    def _node_gauges(self, node: int, there: set[str], most_rows: int) -> NodeGauges:
+    def _node_gauges(self, node: int) -> NodeGauges:
         def pull(kind: str) -> Rows | None:
             name = f"{kind}.node{node}.gauges" if node else f"{kind}.gauges"
-            if name not in there:
+            if name not in self._listed.there:
                 return None
             if name not in self._gauges:
-                self._gauges[name] = _rows_tail(str(self.folder / name), _GAUGES[kind], None)
-            _pull(self._gauges[name], most_rows, rollup_name(name) in there, 0)
+                self._gauges[name] = RowsTail(str(self.folder / name), _GAUGES[kind], None)
+            self._gauges[name].pull(MOST_GAUGE_ROWS // (2 * len(self._listed.nodes)))
             return self._gauges[name].held
 
         found = [self._readable([kind], pull) or [None] for kind in _GAUGES]
         return NodeGauges(*(rows for (rows,) in found))
 
-    def _note(self, problem: str) -> None:
-        problem = printable(problem)
-        if problem in self.problems or len(self.problems) > MOST_PROBLEMS:
+    def _note(self, problem: Exception) -> None:
+        line = printable(str(problem))
+        if line in self.problems or len(self.problems) > MOST_PROBLEMS:
             return
         more = "More files cannot be read; they are not listed."
-        self.problems.append(more if len(self.problems) == MOST_PROBLEMS else problem)
+        self.problems.append(more if len(self.problems) == MOST_PROBLEMS else line)
 
     def _readable(self, things: Iterable[S], read: Callable[[S], T]) -> list[T]:
         """What `read` returns for each of these. One bad file hides no other: it is noted once."""
@@ -162,7 +212,7 @@ class Tail:
             try:
                 found.append(read(thing))
             except (UnreadableRecording, OSError) as problem:
-                self._note(str(problem))
+                self._note(problem)
         return found
 
 
@@ -175,54 +225,40 @@ class RankTail:
     """The files of one training process."""
 
     def __init__(self, folder: str, name: str) -> None:
-        self.name = name
-        stem = name.removesuffix(".steps")
-        self.steps = _rows_tail(os.path.join(folder, name), c.STEP_COLUMNS, STEPS)
+        self.name, self.node = name, node_of(name)
+        stem = os.path.join(folder, name.removesuffix(".steps"))
+        self.steps = RowsTail(f"{stem}.steps", c.STEP_COLUMNS, STEPS)
         self.header = checked(self.steps.header, self.steps.path)
         self.identity = identity_of(self.header)
+        self._events, self._layers = EventsTail(f"{stem}.events.jsonl"), LayersTail(f"{stem}.layers.jsonl")
         self._device: RowsTail | None = None
-        self._device_name = f"{stem}.device"
-        self._rollup, self._device_rollup = rollup_name(name), rollup_name(self._device_name)
-        self._events = EventsTail(os.path.join(folder, f"{stem}.events.jsonl"))
-        self._layers_name = f"{stem}.layers.jsonl"
-        self._layers = LayersTail(os.path.join(folder, self._layers_name))
+        self._stem = stem
+        self._device_name = name.removesuffix("steps") + "device"
+        self._layers_name = name.removesuffix("steps") + "layers.jsonl"
         self._repeats = False  # whether a step ever has two rows
         self._checked = 0
         self._head: Rows | None = None
-        self.node = node_of(name)
 
     @property
     def live(self) -> Live:
         """What the process reported about itself at the last look."""
         return Live.parse(self.steps.live_bytes)
 
-    @property
-    def user_names(self) -> list[str | None]:
-        """What `traceml.phase(...)` named, by slot."""
-        return names_of(self.steps.live_bytes[LIVE_NAMES], c.USER_SLOTS)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every row that was read is still held."""
-        return self.steps.earlier is None
-
-    def pull(self, there: set[str], most_rows: int, likely: int) -> None:
-        """Read the steps that are new; `there` holds the names of all files in the folder."""
-        _pull(self.steps, most_rows, self._rollup in there, likely)
-
-    def recording(self, there: set[str], note: Callable[[str], None]) -> RankRecording:
-        """Everything about the rank: its steps as of the last pull, its device times, its events."""
-        try:
-            device_rows = self._device_rows(there)
-        except (UnreadableRecording, OSError) as problem:
-            note(str(problem))
-            device_rows = None
+    def recording(self, there: set[str], note: Callable[[Exception], None]) -> RankRecording:
+        """Everything about the rank: its steps as of the last pull, its device times, its events. `there`
+        holds the names of all files in the folder."""
+        device_rows = None
+        if self._device_name in there:
+            try:
+                device_rows = self._device_rows()
+            except (UnreadableRecording, OSError) as problem:
+                note(problem)
         live = self.live
         return RankRecording(
             header=self.header,
             rows=self._rows_of_steps(),
             device_rows=device_rows,
-            user_names=self.user_names,
+            user_names=names_of(self.steps.live_bytes[LIVE_NAMES], c.USER_SLOTS),
             live_phase=live.phase,
             lost_rows=live.state == layout.STATE_LOST,
             own_scale=self._own_scale(live),
@@ -257,44 +293,15 @@ class RankTail:
         return latest_of_each_step(rows) if self._repeats else rows
 
     def _first_rows(self) -> Rows | None:
+        """Warm-up is recognized by them; they are never rolled up."""
         if self.steps.earlier is not None and self._head is None:
-            rows = latest_of_each_step(self.steps.head(HEAD_ROWS))[list(HEAD_COLUMNS)]
+            rows = latest_of_each_step(self.steps.copied(0, HEAD_ROWS))[list(HEAD_COLUMNS)]
             self._head = rows.astype([(name, "<i8") for name in HEAD_COLUMNS])
         return self._head
 
-    def _device_rows(self, there: set[str]) -> Rows | None:
-        if self._device_name not in there:
-            return None
+    def _device_rows(self) -> Rows:
         if self._device is None:
-            path = self.steps.path.with_name(self._device_name)
-            self._device = _rows_tail(str(path), c.DEVICE_COLUMNS, None)
+            self._device = RowsTail(f"{self._stem}.device", c.DEVICE_COLUMNS, None)
         # A step has at most one row, so as many rows as there are steps held reach back as far.
-        _pull(self._device, len(self.steps.held), self._device_rollup in there, self.steps.count)
+        self._device.pull(len(self.steps.held), self.steps.count)
         return self._device.held
-
-
-def _pull(tail: RowsTail, most_rows: int, has_rollup: bool, likely: int) -> None:
-    """Read everything new, even if rows that we have not read yet are rolled up, before or meanwhile."""
-    if has_rollup and not tail.count:
-        with suppress(UnreadableRecording, OSError):  # it may not be needed: see whether rows are missing
-            _skip(tail)
-    while not tail.pull(most_rows, likely) and _skip(tail):
-        pass
-
-
-def _skip(tail: RowsTail) -> bool:
-    """Go on after what is rolled up; False when that is not further than what was read."""
-    earlier = rolled_up(tail.path)
-    if earlier is None or int(earlier["end_row"]) <= tail.count:
-        return False
-    tail.restart(earlier)
-    return True
-
-
-def _rows_tail(path: str, columns: layout.Columns, fold: Fold | None) -> RowsTail:
-    """Refuses a recording of another kind, whose rows would be taken for something else."""
-    tail = RowsTail(path, fold)
-    there = tail.header["columns"]
-    if there != columns and not {name for name, _ in there}.issuperset(name for name, _ in columns):
-        raise UnreadableRecording(f"{path}: other columns than expected")
-    return tail

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from traceml.errors import TraceMLError, failsafe
-from traceml.monitor.this_node import ThisNode
+from traceml.monitor.launch import ThisNode
 
 if TYPE_CHECKING:  # imported only by a run on several machines
     from traceml.monitor.relay.client import RelayClient
@@ -21,11 +21,6 @@ THREADS: Final = 8
 MOST_DESCRIPTORS: Final = 65_536
 _TURN_S: Final = 0.25
 _GRACE_S: Final = 5.0
-
-
-def _first_of(nodes: list[int]) -> str:
-    more = f" and {len(nodes) - MOST_LISTED} more" if len(nodes) > MOST_LISTED else ""
-    return ", ".join(map(str, nodes[:MOST_LISTED])) + more
 
 
 class Relay:
@@ -51,32 +46,34 @@ class Relay:
             self._thread.join(DRAIN_S + _GRACE_S)
         if self._server is None:
             return []
-        heard = self._server.nodes
+        heard, notes = self._server.nodes, []
         silent = [k for k in range(1, self._node.count) if k not in heard]
         partly = [k for k, store in heard.items() if not store.complete]
-        return [
-            f"{what} node {_first_of(nodes)}: `traceml view --merge` adds what is on its disk."
-            for what, nodes in (("Nothing came from", silent), ("Not every row came from", partly))
-            if nodes
-        ]
+        for what, nodes in (("Nothing came from", silent), ("Not every row came from", partly)):
+            more = f" and {len(nodes) - MOST_LISTED} more" if len(nodes) > MOST_LISTED else ""
+            listed = ", ".join(map(str, nodes[:MOST_LISTED])) + more
+            if nodes:
+                notes.append(f"{what} node {listed}: `traceml view --merge` adds what is on its disk.")
+        return notes
 
     def _start(self, folder: Path, home: Path, environment: Mapping[str, str]) -> None:
         if not can_start_threads(THREADS):
             raise TraceMLError("the process limit leaves no threads for it")
         raise_descriptor_limit()
         from traceml.monitor.relay.client import RelayClient
-        from traceml.monitor.relay.protocol import Limits
         from traceml.monitor.relay.server import RelayServer
+        from traceml.monitor.relay.store import Limits
 
-        end: RelayServer | RelayClient
         if self._node.is_first:
-            end = self._server = RelayServer(self._node, folder, environment, Limits(), home)
+            self._server = RelayServer(self._node, folder, environment, Limits(), home)
         else:
-            end = self._client = RelayClient(self._node, folder, environment, home)
-        self._thread = threading.Thread(target=self._run, args=(end,), name="traceml-relay", daemon=True)
+            self._client = RelayClient(self._node, folder, environment, home)
+        self._thread = threading.Thread(target=self._run, name="traceml-relay", daemon=True)
         self._thread.start()
 
-    def _run(self, end: RelayServer | RelayClient) -> None:
+    def _run(self) -> None:
+        end = self._server or self._client
+        assert end is not None
         failsafe("relaying between nodes", None)(self._pump)(end)
         failsafe("ending the relay", False)(end.close)(DRAIN_S)
 

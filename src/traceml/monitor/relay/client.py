@@ -12,10 +12,10 @@ from typing import Any, Final
 import zmq
 
 from traceml.errors import say_once
-from traceml.monitor.relay import address, protocol
-from traceml.monitor.relay.keys import KeyProblem, find_key
+from traceml.monitor.launch import ThisNode
+from traceml.monitor.relay import access, protocol
+from traceml.monitor.relay.access import KeyProblem, find_key
 from traceml.monitor.relay.outbox import Outbox
-from traceml.monitor.this_node import ThisNode
 
 LOOK_EVERY_S: Final = 0.25
 LOOK_AT_END_S: Final = 0.02
@@ -41,7 +41,7 @@ class RelayClient:
         self._shared_dir = (home or run_dir).parent / str(node.run_name)
         self._given: str | None = None
         if node.master_addr is not None and node.relay_port is not None:
-            self._given = address.endpoint(node.master_addr, node.relay_port)
+            self._given = access.endpoint(node.master_addr, node.relay_port)
         self._environment = environment
         self._outbox = Outbox(run_dir)
         self.acknowledged = self._outbox.acknowledged
@@ -92,7 +92,7 @@ class RelayClient:
         """It was there and withdrew its address: nobody will take the rest."""
         if self.connected or not self._was_connected or self._given is not None:
             return False
-        return address.read_published(self._shared_dir) is None
+        return access.read_published(self._shared_dir) is None
 
     def _step(self, now_s: float) -> None:
         """Connect, ask or hang up, if it is time."""
@@ -164,7 +164,7 @@ class RelayClient:
         except KeyProblem as problem:
             say_once(f"relay: {problem}")
             return None
-        published = address.read_published(self._shared_dir) if self._given is None else None
+        published = access.read_published(self._shared_dir) if self._given is None else None
         if key is None or (self._given is None and published is None):
             return None
         if published is not None and published.public_key.encode() != key.server().public:

@@ -5,18 +5,17 @@ at most one question at a time, and node 0's answer decides where the next one g
 """
 
 import itertools
-import os
+import re
 import time
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from traceml.files import open_regular
 from traceml.monitor.relay.protocol import FRAME_BYTES, MOST_PIECES, Answer, Piece, Question, State, Status
-from traceml.monitor.relay.store import digest_before, landing
+from traceml.monitor.relay.store import Limits, NodeStore, digest_before, landing
 from traceml.recording import layout
-from traceml.recording.names import FolderNames
-from traceml.recording.reader import RecordingReader, UnreadableRecording
+from traceml.recording.reader import RecordingReader, UnreadableRecording, read_at
 from traceml.recording.rollup import rolled_up_rows
+from traceml.recording.tail import FolderNames
 from traceml.runs.folder import RECORDING
 
 _LIVE_BYTES: Final = layout.HEADER_SIZE - layout.LIVE_OFFSET
@@ -26,6 +25,8 @@ QUIET_LOOKS: Final = 3
 """So often a file of a closed recording has nothing new before it is done with."""
 _PIECE_BYTES: Final = 512
 """Counted for a piece in addition to what it carries."""
+_MOST_QUIET: Final = 100
+"""Questions without new bytes before the disk counts as full; asking for all files takes fewer."""
 
 
 class _SentFile:
@@ -55,18 +56,23 @@ class _SentFile:
         if begin is None:
             return Piece(self._path.name)
         if self._reader is None:
-            data = self._read_lines(begin, most_bytes)
+            data = read_at(self._path, most_bytes, begin)
+            lines = data.rfind(b"\n") + 1
+            if lines or len(data) < most_bytes:  # else a part of a line that does not fit
+                data = data[:lines]
         else:
-            live = self._read(layout.LIVE_OFFSET, _LIVE_BYTES).rstrip(b"\0")  # never ahead of the rows
+            live = read_at(self._path, _LIVE_BYTES, layout.LIVE_OFFSET)  # never ahead of the rows
+            live = live.rstrip(b"\0")
             self.is_closed = live[_STATE : _STATE + 1] not in (b"", bytes([layout.STATE_RUNNING]))
             if self.acknowledged < self._rolled_up:
                 raise UnreadableRecording(
                     f"node 0 has lost rows after row {self.acknowledged} that are rolled up here"
                 )
             end = layout.HEADER_SIZE + self._reader.look() * self._reader.row_size
-            data = self._read(begin, max(0, min(end - begin, most_bytes)))
+            data = read_at(self._path, max(0, min(end - begin, most_bytes)), begin)
             if not begin:  # never half a header, and its live half comes with the last row
-                data = self._read(0, layout.LIVE_OFFSET) + bytes(_LIVE_BYTES) + data[layout.HEADER_SIZE :]
+                fixed = read_at(self._path, layout.LIVE_OFFSET, 0)
+                data = fixed + bytes(_LIVE_BYTES) + data[layout.HEADER_SIZE :]
             live = live if begin + len(data) == end and live != self._live else None
         return Piece(self._path.name, begin, data=data, live=live) if data or live is not None else None
 
@@ -86,17 +92,6 @@ class _SentFile:
 
     def forget(self) -> None:
         self._known = self._live = None
-
-    def _read(self, offset: int, most_bytes: int) -> bytes:
-        with os.fdopen(open_regular(self._path), "rb") as file:
-            file.seek(offset)
-            return file.read(most_bytes)
-
-    def _read_lines(self, offset: int, most_bytes: int) -> bytes:
-        """Complete lines; of a line that does not fit, a part."""
-        data = self._read(offset, most_bytes)
-        end = data.rfind(b"\n") + 1
-        return data if not end and len(data) == most_bytes else data[:end]
 
 
 class Outbox:
@@ -163,7 +158,9 @@ class Outbox:
         for name in list(itertools.islice(self._files, most_files)):
             if room <= 0 or len(pieces) == MOST_PIECES:
                 break
-            file, had_ended = self._files[name], self._has_ended(name)
+            file = self._files[name]
+            steps = re.sub(r"\.(?:events\.jsonl|layers\.jsonl|device)$", ".steps", name)
+            had_ended = file.is_closed or steps in self._done  # its process has said that it is through
             try:
                 piece = file.piece(room)
             except (OSError, UnreadableRecording) as problem:
@@ -181,13 +178,6 @@ class Outbox:
         full = room <= 0 or len(pieces) == MOST_PIECES
         self.has_more = full or any(piece.offset is None for piece in pieces)
         return pieces
-
-    def _has_ended(self, name: str) -> bool:
-        """Whether the process that wrote this file has said that it is through."""
-        if self._files[name].is_closed:
-            return True
-        stem = name.removesuffix(".events.jsonl").removesuffix(".layers.jsonl").removesuffix(".device")
-        return f"{stem}.steps" in self._done
 
     def _look(self) -> None:
         """Find files that are new in the folder."""
@@ -211,3 +201,33 @@ class Outbox:
     def _give_up(self, name: str, problem: Exception) -> None:
         del self._files[name]
         self.given_up[name] = str(problem)
+
+
+class Merged(NamedTuple):
+    """What a merge did."""
+
+    new_bytes: int
+    """Rows and event lines that the target did not have."""
+    complete: bool
+    problems: dict[str, str]
+    """File name and why it was left out."""
+
+
+def merge_node_folder(source: Path, target: Path, node_rank: int | None) -> Merged:
+    """Copy what run folder `source` of this node has and run folder `target` does not have.
+
+    Can be repeated, interrupted, and mixed with a relay that carried a part, but not while one runs.
+    """
+    store = NodeStore(target / RECORDING, node_rank, Limits(keep_free_bytes=0))
+    return catch_up(Outbox(source, node_rank, files_at_once=None), store)
+
+
+def catch_up(outbox: Outbox, store: NodeStore) -> Merged:
+    """Everything that the outbox has now goes to the store, without a socket between them."""
+    before = new_bytes = store.received_bytes
+    quiet = 0
+    while quiet < _MOST_QUIET and (question := outbox.question()).pieces:
+        outbox.take(store.answer(question))
+        quiet = 0 if store.received_bytes > new_bytes else quiet + 1
+        new_bytes = store.received_bytes
+    return Merged(new_bytes - before, outbox.is_empty() and not outbox.given_up, outbox.given_up)

@@ -1,11 +1,10 @@
-"""What the nodes ask, what node 0 answers, and the limits of both.
+"""What the nodes ask, and what node 0 answers.
 
 A question brings pieces of files, the answer says how far each file is on node 0's disk. A question may be
 lost, repeated or late: bytes are taken only where node 0's file ends, so at worst they are sent again.
 """
 
 import enum
-from dataclasses import dataclass
 from typing import Annotated, Final, TypeVar
 
 import msgspec
@@ -47,7 +46,6 @@ class Status(enum.Enum):
     OK = "ok"
     LATER = "later"  # disk trouble on node 0: ask again
     REFUSED = "refused"  # this file, for good
-    UNKNOWN = "unknown"  # not open, because node 0 was restarted: ask how far it is
 
 
 class State(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -77,15 +75,3 @@ def decode(frame: bytes | memoryview, kind: type[_T]) -> _T | None:
         return msgspec.msgpack.decode(frame, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one node may take of node 0's disk."""
-
-    files: int = 1024
-    node_bytes: int = 64 * 1024**3
-    lines_bytes: int = 8 * 1024**2
-    """Per event file."""
-    keep_free_bytes: int = 64 * 1024**2
-    """Always left on the disk: the training on node 0 needs it too."""

@@ -18,11 +18,11 @@ from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from traceml.errors import TraceMLError, say_once
-from traceml.monitor.relay import address
-from traceml.monitor.relay.keys import RunKey, create_key
-from traceml.monitor.relay.protocol import MESSAGE_BYTES, Limits, Question, Status, decode, encode
-from traceml.monitor.relay.store import NodeStore
-from traceml.monitor.this_node import ThisNode
+from traceml.monitor.launch import ThisNode
+from traceml.monitor.relay import access
+from traceml.monitor.relay.access import RunKey, create_key
+from traceml.monitor.relay.protocol import MESSAGE_BYTES, Question, Status, decode, encode
+from traceml.monitor.relay.store import Limits, NodeStore
 from traceml.runs.folder import RECORDING
 
 _ZAP_DOMAIN: Final = b"traceml"
@@ -70,11 +70,11 @@ class RelayServer:
             self._socket = self._context.socket(zmq.ROUTER)
             self._protect(key)
             self._connections = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-            ips = address.listen_on(node.master_addr)
+            ips = access.listen_on(node.master_addr)
             self.port = self._bind(ips[0], node.relay_port)
             for ip in ips[1:]:
                 self._bind(ip, self.port)
-            address.publish(self._home, node.master_addr, ips, self.port, key.server().public)
+            access.publish(self._home, node.master_addr, ips, self.port, key.server().public)
         except (zmq.ZMQError, OSError):
             self._context.destroy(linger=0)
             raise
@@ -102,9 +102,11 @@ class RelayServer:
     def close(self, drain_seconds: float) -> bool:
         """Wait for nodes that are still sending; True if all that were heard have delivered everything."""
         deadline = time.monotonic() + drain_seconds
-        while time.monotonic() < deadline and self._someone_sends():
-            self.pump(min(0.05, max(0.0, deadline - time.monotonic())))
-        address.withdraw(self._home, self.port)
+        while (now_s := time.monotonic()) < deadline and any(
+            node.complete is None and node.heard_at_s > now_s - SILENT_S for node in self.nodes.values()
+        ):
+            self.pump(min(0.05, deadline - now_s))
+        access.withdraw(self._home, self.port)
         self._context.destroy(linger=200)
         return all(node.complete for node in self.nodes.values())
 
@@ -115,7 +117,7 @@ class RelayServer:
         return bool(more)
 
     def _bind(self, ip: str, port: int | None) -> int:
-        self._socket.bind(address.endpoint(ip, port or "*"))
+        self._socket.bind(access.endpoint(ip, port or "*"))
         return int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
     def _count_connections(self) -> None:
@@ -150,10 +152,6 @@ class RelayServer:
         relay.handshake_ivl = _HANDSHAKE_MS
         relay.heartbeat_ivl = _HEARTBEAT_MS
         relay.heartbeat_timeout = 3 * _HEARTBEAT_MS
-
-    def _someone_sends(self) -> bool:
-        silent_since_s = time.monotonic() - SILENT_S
-        return any(n.complete is None and n.heard_at_s > silent_since_s for n in self.nodes.values())
 
     def _admit(self) -> None:
         """Answer the handshake's question: is this key one of the run's, and whose?"""

@@ -11,22 +11,37 @@ import hashlib
 import os
 import re
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from traceml.errors import TraceMLError
-from traceml.files import open_regular, replacing
-from traceml.monitor.relay.protocol import Answer, Limits, Piece, Question, State, Status
+from traceml.files import replacing
+from traceml.monitor.relay.protocol import Answer, Piece, Question, State, Status
 from traceml.recording import layout
+from traceml.recording.reader import read_at
 from traceml.recording.writer import write_all
 
-_ROWS: Final = re.compile(r"rank-[0-9]{1,7}\.[0-9]{1,10}\.(?:steps|device)|(?:system|process)\.gauges")
-_LINES: Final = re.compile(
-    r"rank-[0-9]{1,7}\.[0-9]{1,10}\.layers\.jsonl|(?:rank-[0-9]{1,7}\.[0-9]{1,10}|monitor|early)\.events\.jsonl"
+_RANK: Final = r"rank-[0-9]{1,7}\.[0-9]{1,10}"
+_TRAVELS: Final = re.compile(
+    r"(?P<mark>seen-[a-z0-9_]{1,32})"
+    rf"|(?P<rows>{_RANK}\.(?:steps|device)|(?:system|process)\.gauges)"
+    rf"|(?P<lines>{_RANK}\.layers\.jsonl|(?:{_RANK}|monitor|early)\.events\.jsonl)"
 )
-_MARK: Final = re.compile(r"seen-[a-z0-9_]{1,32}")
 _NODE: Final = re.compile(r"\.node[0-9]{1,7}(?=\.)")
 _CHECKED_BYTES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one node may take of node 0's disk."""
+
+    files: int = 1024
+    node_bytes: int = 64 * 1024**3
+    lines_bytes: int = 8 * 1024**2
+    """Per event file."""
+    keep_free_bytes: int = 64 * 1024**2
+    """Always left on the disk: the training on node 0 needs it too."""
 
 
 class Refusal(TraceMLError):
@@ -34,13 +49,11 @@ class Refusal(TraceMLError):
 
 
 class Landing(NamedTuple):
-    """Where a file of a node goes, and what it holds."""
+    """Where a file of a node goes; it holds rows, lines, or nothing (a mark that all nodes share)."""
 
     name: str
     has_rows: bool
-    """A recording; else lines."""
-    is_mark: bool = False
-    """An empty file that all nodes share."""
+    is_mark: bool
 
 
 def landing(name: str, node_rank: int | None) -> Landing | None:
@@ -50,14 +63,12 @@ def landing(name: str, node_rank: int | None) -> Landing | None:
     that the peer proved to be, so a node never reaches files of node 0 or of another node. Without a node
     rank both folders are of one machine: all names stay, also those of other nodes' files.
     """
-    if _MARK.fullmatch(name):
-        return Landing(name, has_rows=False, is_mark=True)
-    plain = _NODE.sub("", name, count=1) if node_rank is None else name
-    has_rows = _ROWS.fullmatch(plain) is not None
-    if not has_rows and _LINES.fullmatch(plain) is None:
+    found = _TRAVELS.fullmatch(_NODE.sub("", name, count=1) if node_rank is None else name)
+    if found is None:
         return None
-    stem, _, rest = name.partition(".")
-    return Landing(name if node_rank is None else f"{stem}.node{node_rank}.{rest}", has_rows)
+    is_mark, (stem, _, rest) = found.lastgroup == "mark", name.partition(".")
+    stays = is_mark or node_rank is None
+    return Landing(name if stays else f"{stem}.node{node_rank}.{rest}", found.lastgroup == "rows", is_mark)
 
 
 class NodeStore:
@@ -72,7 +83,6 @@ class NodeStore:
         self._folder = folder
         self._node_rank = node_rank
         self._limits = limits
-        self._sizes: dict[str, int] = {}  # of files that the node has asked about
         self._names = {path.name for path in self._present()}
         self._used_bytes = self._on_disk()
 
@@ -89,32 +99,26 @@ class NodeStore:
         place = landing(piece.name, self._node_rank)
         if place is None:
             return State(Status.REFUSED, reason=f"{piece.name[:40]!r} is not a file that travels")
+        path = self._folder / place.name
         try:
+            if piece.offset is None and not place.has_rows and not path.exists():
+                self._account(path, 0)  # a recording appears together with its header
+                path.touch()
+            size = path.stat().st_size if path.exists() else 0
             if piece.offset is None:
-                return State(Status.OK, *self._look(piece.name, place))
-            if piece.name not in self._sizes:
-                return State(Status.UNKNOWN)
-            if piece.offset == self._sizes[piece.name]:
-                self._append(piece, piece.offset, place)
-            return State(Status.OK, self._sizes[piece.name])
+                return State(Status.OK, size, digest_before(path, place.has_rows, size))
+            if piece.offset == size:
+                self._append(piece, size, path, place)
+                size += len(piece.data)
+            return State(Status.OK, size)
         except Refusal as problem:
             return State(Status.REFUSED, reason=str(problem)[:200])
         except OSError as problem:
-            self._sizes.pop(piece.name, None)  # of an unfinished write, the disk knows how far it got
             return State(Status.LATER, reason=str(problem)[:200])
 
-    def _look(self, name: str, place: Landing) -> tuple[int, bytes]:
-        """(bytes that are here, digest of some of them)."""
-        path = self._folder / place.name
-        if not place.has_rows and not path.exists():  # a recording appears together with its header
-            self._account(path, 0)
-            path.touch()
-        self._sizes[name] = path.stat().st_size if path.exists() else 0
-        return self._sizes[name], digest_before(path, place.has_rows, self._sizes[name])
-
-    def _append(self, piece: Piece, at: int, place: Landing) -> None:
+    def _append(self, piece: Piece, at: int, path: Path, place: Landing) -> None:
         """Write the bytes where the file ends. A new file appears with them: no reader sees half a header."""
-        path, end = self._folder / place.name, at + len(piece.data)
+        end = at + len(piece.data)
         if place.has_rows and end < layout.HEADER_SIZE:
             raise Refusal(f"{piece.name}: its header is cut off")
         most_bytes = 0 if place.is_mark else self._limits.lines_bytes
@@ -131,7 +135,6 @@ class NodeStore:
                     write_all(fd, live, layout.LIVE_OFFSET)
             finally:
                 os.close(fd)
-        self._sizes[piece.name] = end
         self.received_bytes += len(piece.data)
 
     def _account(self, path: Path, more_bytes: int) -> None:
@@ -162,9 +165,6 @@ def digest_before(path: Path, has_rows: bool, offset: int) -> bytes:
     and so see whether they have the same file."""
     if not offset:
         return b""
-    found, first = hashlib.blake2b(digest_size=16), layout.HEADER_SIZE if has_rows else 0
-    with os.fdopen(open_regular(path), "rb") as file:
-        found.update(file.read(layout.LIVE_OFFSET) if has_rows else b"")
-        begin = file.seek(min(offset, max(first, offset - _CHECKED_BYTES)))
-        found.update(file.read(offset - begin))
-    return found.digest()
+    fixed = read_at(path, layout.LIVE_OFFSET, 0) if has_rows else b""
+    begin = min(offset, max(layout.HEADER_SIZE if has_rows else 0, offset - _CHECKED_BYTES))
+    return hashlib.blake2b(fixed + read_at(path, offset - begin, begin), digest_size=16).digest()

@@ -18,8 +18,7 @@ from traceml.present.status_line import status_line
 from traceml.present.text import render
 from traceml.runs.manifest import OUTPUT_LOG, read_manifest, recorded_at
 from traceml.schema.modes import WATCH_ONLY
-from traceml.settings import resolve
-from traceml.settings_file import read_file_settings
+from traceml.settings import read_file_settings, resolve
 
 USAGE: Final = """\
 usage: traceml watch RUN [--logs-dir DIR]

@@ -14,8 +14,7 @@ from typing import Any
 from traceml.errors import CommandError, say
 from traceml.monitor import launch
 from traceml.monitor.this_node import find_this_node
-from traceml.settings import LAUNCH_KEYS, resolve_launch
-from traceml.settings_file import read_file_settings
+from traceml.settings import LAUNCH_KEYS, read_file_settings, resolve
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """The exit codes of shells."""
@@ -25,7 +24,7 @@ def run(target: str, arguments: list[str], is_module: bool, flags: Mapping[str, 
     """Become the command. Returns an exit code only if there is no such command."""
     plain = launch.plain_command(target, arguments, is_module)
     environment = launch.given_environment()
-    settings = resolve_launch(flags, _file_values(), environment)
+    settings = resolve(flags, _file_values(), environment=environment, only=LAUNCH_KEYS)
     is_python = launch.is_python(target, is_module)
     if not is_python or (settings.nproc_per_node is None and settings.nnodes == 1):
         return become(plain, environment)

@@ -4,6 +4,7 @@ import csv
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from math import isnan
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,15 +67,13 @@ def write_parquet(tables: Iterable[Table], folder: Path) -> int:
 
 def _rows(table: Table) -> Iterator[tuple[Any, ...]]:
     """The rows as Python values; None is missing."""
-    return zip(*(_values(table[name].tolist(), kind) for name, kind in table.kinds.items()), strict=True)
-
-
-def _values(values: list[Any], kind: str) -> list[Any]:
-    if kind == NUMBER:
-        return [value if value == value else None for value in values]  # noqa: PLR0124 - NaN is not itself
-    if kind == MAYBE_WHOLE:
-        return [int(value) if value == value else None for value in values]  # noqa: PLR0124
-    return values
+    columns = []
+    for name, kind in table.kinds.items():
+        values = table[name].tolist()
+        if made := {NUMBER: float, MAYBE_WHOLE: int}.get(kind):
+            values = [None if isnan(value) else made(value) for value in values]
+        columns.append(values)
+    return zip(*columns, strict=True)
 
 
 def _distinct(names: Iterable[str]) -> list[str]:

@@ -1,10 +1,11 @@
-"""The tables of a run: steps, device times, samples and events, as columns.
+"""The tables of a run, and `traceml.load`: steps, device times, samples and events, as columns.
 
 Times of all machines are on one axis, the wall clock: each machine's own clock is moved to it once, so that
 what happened on one machine keeps its exact distances. What was not measured is NaN, never 0.
 """
 
 import datetime
+import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from traceml.errors import CommandError, TraceMLError, printable, say
 from traceml.recording import layout
 from traceml.recording.tail import Tail
+from traceml.runs import summary_file
 from traceml.runs.manifest import read_manifest, recorded_at
 from traceml.schema import catalog as c
 from traceml.schema.recorded import RankRecording, RecordedEvent
@@ -58,11 +60,6 @@ class Table(dict[str, NDArray[Any]]):
         return pd.DataFrame(self).astype(dict.fromkeys(maybe_whole, "Int64"))
 
 
-def who(rank: RankRecording) -> dict[str, int]:
-    """What tells the rows of this process from those of others."""
-    return {"rank": rank.rank, "node": rank.node, "pid": rank.pid}
-
-
 class RunTables:
     """All tables of one run folder, as it is now."""
 
@@ -78,7 +75,12 @@ class RunTables:
         for said in self._recorded.problems:
             say(f"a file is left out: {said}")
         self.ranks = sorted(self._recorded.ranks, key=lambda r: (r.rank, _clock(r) or 0, r.pid))
-        self._clocks = self._clock_of_each_node()
+        self._clocks = {r.node: clock for r in reversed(self.ranks) if (clock := _clock(r)) is not None}
+        """Of each node: what to add to its times to get wall-clock time."""
+        begin_ns, started = self.manifest.get("begin_ns"), self.manifest.get("started_at")
+        if 0 not in self._clocks and isinstance(begin_ns, int) and isinstance(started, str):
+            began = datetime.datetime.fromisoformat(started)
+            self._clocks[0] = int(began.timestamp() * 1e9) - begin_ns
 
     def tables(self) -> Iterator[Table]:
         """Every table, one after the other; one may have no rows."""
@@ -112,27 +114,18 @@ class RunTables:
     def when(self, event: RecordedEvent, rank: RankRecording | None) -> int:
         return event.wall_ns or event.time_ns + self._clocks.get(rank.node if rank is not None else 0, 0)
 
-    def _clock_of_each_node(self) -> dict[int, int]:
-        """What to add to a time of a node to get wall-clock time."""
-        clocks = {rank.node: clock for rank in reversed(self.ranks) if (clock := _clock(rank)) is not None}
-        begin_ns, started = self.manifest.get("begin_ns"), self.manifest.get("started_at")
-        if 0 not in clocks and isinstance(begin_ns, int) and isinstance(started, str):
-            began = datetime.datetime.fromisoformat(started)
-            clocks[0] = int(began.timestamp() * 1e9) - begin_ns
-        return clocks
-
     def _of_ranks(
         self, piece_of: Callable[[RankRecording], Piece | None], columns: dict[str, str]
     ) -> Iterator[Piece]:
         for rank in self.ranks:
             if (piece := piece_of(rank)) is not None:
-                yield _completed(piece, who(rank), columns)
+                yield _completed(piece, {"rank": rank.rank, "node": rank.node, "pid": rank.pid}, columns)
 
     def steps(self, rank: RankRecording) -> Piece:
         """The steps of one process: the columns that it has."""
         rows = rank.rows[self._newest]
-        step_ms = (rows["end_ns"] - rows["begin_ns"]) / NS_PER_MS
-        piece: Piece = {"step": rows["step"], **self._span(rows, rank), "step_ms": step_ms}
+        piece: Piece = {"step": rows["step"], **self._span(rows, rank)}
+        piece["step_ms"] = (rows["end_ns"] - rows["begin_ns"]) / NS_PER_MS
         piece |= _times(rows, rank.user_names)
         piece |= {name: _measured(rows[name], rows, flag) for name, flag in MEMORY.items()}
         piece |= {name: np.where(rows[name], rows[name], np.nan) for name in ("samples", "tokens")}
@@ -152,8 +145,7 @@ class RunTables:
         if rank.device_rows is None:
             return None
         rows = rank.device_rows[self._newest]
-        wait = {"wait_ms": rows["wait"] / NS_PER_MS}
-        return {"step": rows["step"], **_phases(rows, rank.user_names), **wait}
+        return {"step": rows["step"], **_phases(rows, rank.user_names), "wait_ms": rows["wait"] / NS_PER_MS}
 
     def _span(self, rows: Rows, rank: RankRecording) -> Piece:
         clock = self._clocks.get(rank.node, 0)
@@ -175,10 +167,9 @@ class RunTables:
 
     def _events(self) -> Iterator[Piece]:
         found = self.events()
-        ranks = [r.rank if r is not None else None for _, r in found]
         pids = [e.pid if e.pid is not None or r is None else r.pid for e, r in found]
         yield {
-            "rank": _maybe_whole(ranks),
+            "rank": _maybe_whole([r.rank if r is not None else None for _, r in found]),
             "node": np.array([r.node if r is not None else 0 for _, r in found]),
             "pid": _maybe_whole(pids),
             "unix_ns": np.array([self.when(event, rank) for event, rank in found]),
@@ -225,7 +216,7 @@ def _measured(values: NDArray[Any], rows: Rows, flag: int) -> NDArray[np.float64
 
 
 def _maybe_whole(values: list[int | None]) -> NDArray[np.float64]:
-    return np.array([np.nan if value is None else value for value in values], dtype=float)
+    return np.array(values, dtype=float)  # None becomes NaN
 
 
 def _completed(piece: Piece, fixed: dict[str, int], columns: dict[str, str]) -> Piece:
@@ -234,3 +225,32 @@ def _completed(piece: Piece, fixed: dict[str, int], columns: dict[str, str]) -> 
     same = {name: np.full(count, value) for name, value in fixed.items()}
     missing = np.full(count, np.nan)
     return {name: piece.get(name, same.get(name, missing)) for name in columns}
+
+
+class LoadedRun:
+    """The tables of a run, as they were when it was loaded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tables = {table.name: table for table in RunTables(folder).tables()}
+
+    def __getattr__(self, name: str) -> Table:
+        try:
+            return self.__dict__["tables"][name]  # type: ignore[no-any-return]
+        except KeyError:
+            raise AttributeError(f"no table {name!r} in this run") from None
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{table.rows} {name}" for name, table in self.tables.items())
+        return f"<run {self.folder.name}: {rows}>"
+
+
+def load(run: str | os.PathLike[str], logs_dir: str = "logs") -> LoadedRun:
+    """Everything that was recorded in a run: a folder, or a name under `logs_dir`.
+
+    `load("my_run").steps["input_ms"]` is a NumPy array with a value for each step of each rank, and
+    `load("my_run").steps.frame()` a pandas frame. The tables: steps, step_blocks, device_steps, system,
+    process, events. The run may be going on, or have crashed.
+    """
+    path = summary_file.find(os.fspath(run), Path(logs_dir))
+    return LoadedRun(path if path.is_dir() else path.parent)

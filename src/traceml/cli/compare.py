@@ -18,7 +18,7 @@ from traceml.files import write_atomic
 from traceml.monitor.result import encode
 from traceml.present import compare_markdown, compare_text, page
 from traceml.present.compare_rows import lead_rows, more_rows, shifted
-from traceml.runs import mlflow_artifact, summary_file
+from traceml.runs import summary_file
 from traceml.runs.summary_file import Reading
 from traceml.schema import fmt
 from traceml.schema.comparison import INCONCLUSIVE, MIXED, REGRESSION, WORSE, Comparison, RunRef
@@ -111,8 +111,8 @@ def main(words: list[str]) -> int:
 
 def reading(name: str, logs: Path) -> Reading:
     """The summary that is meant: of a file, a run folder, a run's name, or a run of MLflow."""
-    if name.startswith(mlflow_artifact.PREFIX):
-        return mlflow_artifact.read(name)
+    if name.startswith(summary_file.MLFLOW):
+        return summary_file.read_mlflow(name)
     return current(summary_file.locate(name, logs))
 
 

@@ -10,7 +10,6 @@ from traceml.cli.main import Parser, one_of, show
 from traceml.errors import printable
 from traceml.present.runs_text import render
 from traceml.runs import summary_file
-from traceml.runs.listing import list_runs
 from traceml.schema.summary import ListedRun
 
 COLUMNS: Final[dict[str, Callable[[ListedRun], Any]]] = {
@@ -42,7 +41,7 @@ def main(words: list[str]) -> int:
         logs.absolute()  # fails in a folder that has been removed
     # Before the first run there is no folder, and that is no error.
     is_new = given.logs == parser.get_default("logs") and not summary_file.exists(logs)
-    runs = [] if is_new else in_order(list_runs(logs), given.sort, given.reverse)
+    runs = [] if is_new else in_order(summary_file.list_runs(logs), given.sort, given.reverse)
     if given.json:
         show(msgspec.json.format(msgspec.json.encode(runs), indent=2).decode() + "\n", is_json=True)
     elif runs:

@@ -10,7 +10,7 @@ from traceml.errors import CommandError
 from traceml.monitor.result import build
 from traceml.recording.tail import Tail, live_tail
 from traceml.runs import summary_file
-from traceml.runs.liveness import is_going_on
+from traceml.runs.liveness import sign_of_life
 from traceml.runs.manifest import SUMMARY_JSON, Manifest, read_manifest, recorded_at
 from traceml.schema import live as state
 from traceml.schema.live import Live
@@ -68,7 +68,7 @@ class LiveRun:
     def _going_on(self, manifest: Manifest) -> bool:
         now = time.monotonic()
         if now - self._asked >= ALIVE_EVERY_S:
-            self._asked, self._lives = now, is_going_on(self.folder, manifest)
+            self._asked, self._lives = now, sign_of_life(self.folder, manifest) is not None
         return self._lives
 
     def _seen(self, summary: Summary, gone: bool) -> Live:

@@ -107,11 +107,8 @@ BY_UNIT = {
 """How a value is shown, by the unit of its metric."""
 
 
-# ---- changes: always with a sign; changes of percentages in percentage points --------------------
-
-
 def signed(text: str) -> str:
-    """A formatted number with its sign in front."""
+    """A formatted number with its sign in front, as every change has it."""
     return text if text.startswith("-") else f"+{text}"
 
 
@@ -142,7 +139,7 @@ def in_unit(unit: str, value: float | None) -> str:
 
 
 def change(unit: str, delta: float | None, delta_share: float | None) -> str:
-    """A delta in its unit, with the relative change if there is one."""
+    """A delta in its unit (of percentages, in points), with the relative change if there is one."""
     if delta is None:
         return MISSING
     if unit in ("share", "percent"):
@@ -150,12 +147,6 @@ def change(unit: str, delta: float | None, delta_share: float | None) -> str:
         return f"{signed(f'{points:.1f}')} pp"
     text = ("-" if delta < 0 else "+") + in_unit(unit, abs(delta))
     return f"{text} ({share_change(delta_share)})" if delta_share is not None else text
-
-
-# ---- numbers as shapes, for views that are made of characters ------------------------------------
-
-
-USUAL_LEVEL = 1.6
 
 
 def free_percent(used: float | None) -> str:
@@ -192,5 +183,5 @@ def sparkline(values: Sequence[float | None], width: int, levels: str) -> tuple[
         return levels[0] * count, highest
     cuts = [at * len(known) // count for at in range(count + 1)]
     tops = [max(known[a:b]) for a, b in pairwise(cuts)]
-    last, full = len(levels) - 1, max(highest, USUAL_LEVEL * sorted(known)[len(known) // 2])
+    last, full = len(levels) - 1, max(highest, 1.6 * sorted(known)[len(known) // 2])
     return "".join(levels[max(0, int(last * top / full + 0.5))] for top in tops), highest

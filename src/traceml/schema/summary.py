@@ -218,12 +218,9 @@ class Heatmap:
 
     first_ranks: list[int] = field(default_factory=list)
     """The first rank of each row; the row ends before the next one."""
-    worst_ranks: list[int] = field(default_factory=list)
-    """The slowest rank of each row over all steps."""
-    steps: list[int] = field(default_factory=list)
-    """The first step of each bin."""
-    own_ms: list[Column] = field(default_factory=list)
-    """For each row, the mean of each bin."""
+    worst_ranks: list[int] = field(default_factory=list)  # the slowest rank of each row over all steps
+    steps: list[int] = field(default_factory=list)  # the first step of each bin
+    own_ms: list[Column] = field(default_factory=list)  # for each row, the mean of each bin
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +230,7 @@ class Series:
     step_time: dict[str, Column] = field(default_factory=dict)
     step_memory: dict[str, Column] = field(default_factory=dict)
     system: dict[str, Column] = field(default_factory=dict)
-    process: dict[str, Column] = field(default_factory=dict)
-    """The highest of the ranks at each time."""
+    process: dict[str, Column] = field(default_factory=dict)  # the highest of the ranks at each time
     heatmap: Heatmap = field(default_factory=Heatmap)
 
 

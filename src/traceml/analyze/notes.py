@@ -8,8 +8,7 @@ import numpy as np
 from traceml.analyze import endings, totals
 from traceml.analyze.attempts import Attempts
 from traceml.analyze.window import LABELS, PHASE_KEYS, SYNC, Window
-from traceml.schema import fmt
-from traceml.schema.modes import WATCH_ONLY
+from traceml.schema import WATCH_ONLY, fmt
 from traceml.schema.recorded import RankRecording, RecordedEvent, RunFacts, RunRecording
 from traceml.schema.summary import Attempt
 

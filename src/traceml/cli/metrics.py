@@ -25,11 +25,10 @@ class Watched:
     """The run, looked at when somebody asks."""
 
     def __init__(self, folder: Path) -> None:
-        self._run = LiveRun(folder)
+        self._look = failsafe("looking at the run", None)(LiveRun(folder).look)
         self._lock = threading.Lock()
         self._looked_s = -FRESH_S
         self._figures: list[Figure] = []
-        self._look = failsafe("looking at the run", None)(self._run.look)
 
     def figures(self, fresh: bool = False) -> list[Figure]:
         with self._lock:
@@ -51,15 +50,17 @@ def main(words: list[str]) -> int:
     watched, ended = Watched(folder), threading.Event()
     receiver = otlp.Receiver(given.otlp, os.environ) if given.otlp else None
     if given.prometheus:
-        host, port = address_of(given.prometheus)
-        address = prometheus.serve(host, port, lambda: prometheus.render(watched.figures(), folder.name))
-        say(f"metrics: {address}")
+        address = address_of(given.prometheus)
+        url = prometheus.serve(*address, lambda: prometheus.render(watched.figures(), folder.name))
+        say(f"metrics: {url}")
     threading.Thread(target=_wait_for_end, args=(ended,), daemon=True).start()
-    started_ns, every_s = time.time_ns(), _every_s()
+    # As for any exporter, this variable says how often, in milliseconds.
+    every = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", "")
+    every_s = max(int(every) / 1e3, 0.1) if every.isascii() and every.isdigit() else EVERY_S
+    started_ns, host = time.time_ns(), socket.gethostname()
     while receiver is not None:
         is_over = ended.wait(every_s)
         figures = watched.figures(fresh=True)
-        host = socket.gethostname()
         body = otlp.encode(figures, folder.name, host, started_ns, time.time_ns(), __version__)
         if (problem := receiver.post(body)) is not None:
             say_once(f"no metrics reach {receiver.url} ({problem}); trying again")
@@ -73,9 +74,3 @@ def _wait_for_end(ended: threading.Event) -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
     ended.set()
-
-
-def _every_s() -> float:
-    """As for any exporter, OTEL_METRIC_EXPORT_INTERVAL says how often, in milliseconds."""
-    given = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", "")
-    return max(int(given) / 1e3, 0.1) if given.isascii() and given.isdigit() else EVERY_S

@@ -19,7 +19,7 @@ from traceml.monitor.mirror import Mirror
 from traceml.monitor.relay.background import Relay
 from traceml.monitor.this_node import ThisNode, find_this_node
 from traceml.runs import folder as run_folder
-from traceml.schema.modes import WATCH_ONLY
+from traceml.schema import WATCH_ONLY
 from traceml.settings import SETTINGS, Settings, is_disabled, read_file_settings, resolve
 
 _BY_FLAG = {s.flag: s for s in SETTINGS}

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from traceml.errors import failsafe
 from traceml.monitor.launch import given_environment
-from traceml.schema.modes import WATCH_ONLY
+from traceml.schema import WATCH_ONLY
 from traceml.settings import Settings
 
 END_S: Final = 3.0

@@ -12,9 +12,9 @@ from traceml.recording.tail import Tail, live_tail
 from traceml.runs import summary_file
 from traceml.runs.liveness import sign_of_life
 from traceml.runs.manifest import SUMMARY_JSON, Manifest, read_manifest, recorded_at
+from traceml.schema import WATCH_ONLY
 from traceml.schema import live as state
 from traceml.schema.live import Live
-from traceml.schema.modes import WATCH_ONLY
 from traceml.schema.summary import Summary
 
 STALE_S: Final = 10.0

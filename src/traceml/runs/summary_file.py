@@ -48,7 +48,6 @@ OURS: Final = {
     ),
 }
 """Our kind and label by a label or a kind of theirs."""
-FINDINGS: Final = frozenset({"diagnosis", "primary_diagnosis", "issues"})
 MLFLOW: Final = "mlflow:"
 IN_MLFLOW: Final = (f"traceml/{SUMMARY_JSON}", SUMMARY_JSON)
 """Where in the artifacts of a run of MLflow it may be."""
@@ -133,17 +132,16 @@ def _completed(summary: Summary) -> Summary:
     """Add a diagnosis to every section, and a catalogue row for every metric that can be shown."""
     more = [row for row in summary.catalog if row.unit in fmt.BY_UNIT]
     rows = {(row.section, row.key): row for row in (*more, *METRICS)}
-    parts: dict[str, Any] = {name: _with_diagnosis(getattr(summary, name)) for name in released.SECTIONS}
+    parts: dict[str, Any] = {"catalog": list(rows.values())}
     if summary.primary_diagnosis == Primary():
         parts["primary_diagnosis"] = NO_DIAGNOSIS
-    return replace(summary, **parts, catalog=list(rows.values()))
-
-
-def _with_diagnosis(section: Section) -> Section:
-    found = section.diagnosis
-    if found == Finding():
-        found = section.issues[0] if section.issues else NO_SECTION
-    return replace(section, diagnosis=found, issues=section.issues or [found])
+    for name in released.SECTIONS:
+        section: Section = getattr(summary, name)
+        found = section.diagnosis
+        if found == Finding():
+            found = section.issues[0] if section.issues else NO_SECTION
+        parts[name] = replace(section, diagnosis=found, issues=section.issues or [found])
+    return replace(summary, **parts)
 
 
 def shown(path: Path) -> str:
@@ -189,7 +187,14 @@ def _typed(
             notes.append(f"{source}: {place} was ignored ({what})")
 
     given = sound(data, fault)
-    given = _our_names(given if nulls else _without_nulls(given))
+    given = given if nulls else _without_nulls(given)
+    sections = (given.get(name) for name in released.SECTIONS)
+    for part in (given, *(section for section in sections if isinstance(section, dict))):
+        for key in ("primary_diagnosis", "diagnosis"):
+            if key in part:
+                part[key] = _our_finding(part[key])
+        if isinstance(part.get("issues"), list):
+            part["issues"] = [_our_finding(found) for found in part["issues"]]
     for _ in range(MOST_FAULTS):
         try:
             return msgspec.convert(given, shape), notes
@@ -225,20 +230,8 @@ def _without(data: Any, place: str) -> Any:
     return copied
 
 
-def _our_names(data: Any) -> Any:
-    """The same document with our kinds and labels in all of its findings."""
-    if isinstance(data, list):
-        return [_our_names(inner) for inner in data]
-    if not isinstance(data, dict):
-        return data
-    named = {key: _our_names(inner) for key, inner in data.items()}
-    for key in FINDINGS & named.keys():
-        found = named[key]
-        named[key] = [_our_finding(f) for f in found] if isinstance(found, list) else _our_finding(found)
-    return named
-
-
 def _our_finding(given: Any) -> Any:
+    """With our kind and label."""
     if not isinstance(given, dict):
         return given
     kind, status = given.get("kind") or "", given.get("status") or ""

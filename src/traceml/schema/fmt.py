@@ -1,9 +1,22 @@
 """Numbers and changes as text. The only place where a share becomes a percentage."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 MISSING = "n/a"
+
+
+def _written(form: str, times: int = 1) -> Callable[[float | None], str]:
+    """A format for numbers, which are multiplied first."""
+    return lambda value: MISSING if value is None else form.format(times * value)
+
+
+share = _written("{:.1f} %", 100)  # 0..1 as a percentage
+whole_percent = _written("{:.0f} %", 100)  # the same without decimals, for sentences
+percent = _written("{:.1f} %")  # a value that is a percentage already
+count = _written("{:,.0f}")  # a whole number with separators
+plain = _written("{}")  # a number that names something, such as a step: no separators
+factor = _written("{:.2f}x")  # how many times as fast
 
 
 def ms(value: float | None) -> str:
@@ -22,19 +35,9 @@ def ms(value: float | None) -> str:
     return f"{value * 1000:.1f} µs"
 
 
-def share(value: float | None) -> str:
-    """0..1 as a percentage."""
-    return MISSING if value is None else f"{100 * value:.1f} %"
-
-
 def skew(value: float | None) -> str:
     """How far above the median; a larger value than ten times is not spelled out."""
     return "> 999 %" if value is not None and value >= 9.995 else share(value)
-
-
-def percent(value: float | None) -> str:
-    """A value that is a percentage already."""
-    return MISSING if value is None else f"{value:.1f} %"
 
 
 def size(value: float | None) -> str:
@@ -47,19 +50,9 @@ def size(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
-def count(value: float | None) -> str:
-    """A whole number with separators."""
-    return MISSING if value is None else f"{value:,.0f}"
-
-
 def steps(number: int) -> str:
     """How many steps."""
     return "1 step" if number == 1 else f"{count(number)} steps"
-
-
-def plain(value: int | None) -> str:
-    """A number that names something, such as a step: no separators."""
-    return MISSING if value is None else f"{value}"
 
 
 def rank(value: int | None) -> str:
@@ -90,18 +83,13 @@ def age(value: float) -> str:
     return f"{value:.0f} s" if value < 60 else seconds(value)
 
 
-def factor(value: float | None) -> str:
-    """How many times as fast."""
-    return MISSING if value is None else f"{value:.2f}x"
-
-
 BY_UNIT = {
     "ms": ms,
     "bytes": size,
     "percent": percent,
     "per_s": rate,
-    "c": lambda v: MISSING if v is None else f"{v:.0f} °C",
-    "w": lambda v: MISSING if v is None else f"{v:.0f} W",
+    "c": _written("{:.0f} °C"),
+    "w": _written("{:.0f} W"),
     "count": count,
 }
 """How a value is shown, by the unit of its metric."""
@@ -120,11 +108,6 @@ def ms_change(value: float) -> str:
 def share_change(value: float) -> str:
     """A relative change."""
     return signed(share(value))
-
-
-def whole_percent(value: float) -> str:
-    """A share without decimals, for sentences."""
-    return f"{100 * value:.0f} %"
 
 
 def in_unit(unit: str, value: float | None) -> str:

@@ -4,12 +4,12 @@ Names and units are OpenTelemetry's, in base units; the Prometheus names follow 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from traceml.schema.catalog import METRICS
 from traceml.schema.live import Live
-from traceml.schema.summary import Section, Summary
+from traceml.schema.summary import Section
 
 Labels = dict[str, str]
 UNITS: Final = {
@@ -29,19 +29,39 @@ class Figure:
     name: str
     unit: str  # UCUM: s, By, 1, W, Cel, or empty
     help: str
-    values: list[tuple[Labels, float]] = field(default_factory=list)
+    values: list[tuple[Labels, float]]
     is_total: bool = False  # it only grows
 
 
 def figures_of(live: Live) -> list[Figure]:
     """Every figure that is known."""
-    summary = live.summary
+    summary, run, primary = live.summary, live.summary.run, live.summary.primary_diagnosis
+    about = {"status": run.status, "state": live.state, "world_size": str(run.world_size)}
+    verdict = {"diagnosis": primary.status, "severity": primary.severity, "phase": primary.phase or ""}
+    verdict["ranks"] = ",".join(map(str, primary.ranks))
+    times = [
+        ({"rank": rank, "phase": key.removesuffix("_ms")}, value * 1e-3)
+        for rank, member in summary.step_time.ranks.items()
+        for key, value in member.metrics.items()
+        if value is not None and key.endswith("_ms")
+    ]
+    skews = [
+        ({"phase": key.removesuffix("_ms")}, metric.skew)
+        for key, metric in summary.step_time.metrics.items()
+        if metric.skew is not None and key.endswith("_ms")
+    ]
+    duration = "Mean time per step of each rank in each phase; phase `step` is the whole step."
+    skew = "How far the worst rank is above the median rank, as a share of the latter."
+    speedup = "How many times as fast the run could be."
     found = [
-        Figure("traceml.run", "", "Always 1; its labels say which run this is.", [(_about(live), 1.0)]),
-        *_progress(live),
-        *_verdict(summary),
-        _times(summary),
-        _skew(summary),
+        Figure("traceml.run", "", "Always 1; its labels say which run this is.", [(about, 1.0)]),
+        Figure("traceml.steps", "", "Completed steps.", _one(float(run.steps.total or 0)), is_total=True),
+        Figure("traceml.quiet", "s", "Time since the last completed step.", _one(live.quiet_s)),
+        Figure("traceml.steps_per_second", "", "Steps per second, lately.", _one(live.steps_per_s)),
+        Figure("traceml.verdict", "", "1 for the diagnosis that holds now.", [(verdict, 1.0)]),
+        Figure("traceml.potential_speedup", "1", speedup, _one(primary.potential_speedup)),
+        Figure("traceml.phase.duration", "s", duration, times),
+        Figure("traceml.phase.skew", "1", skew, skews),
         *_by_member("traceml.memory", summary.step_memory, "rank"),
         *_by_member("traceml.process", summary.process, "rank"),
         *_by_member("traceml.system", summary.system, "node"),
@@ -49,48 +69,8 @@ def figures_of(live: Live) -> list[Figure]:
     return [figure for figure in found if figure.values]
 
 
-def _about(live: Live) -> Labels:
-    run = live.summary.run
-    return {"status": run.status, "state": live.state, "world_size": str(run.world_size)}
-
-
-def _progress(live: Live) -> Iterator[Figure]:
-    steps = live.summary.run.steps.total
-    yield Figure("traceml.steps", "", "Completed steps.", [({}, float(steps or 0))], is_total=True)
-    yield Figure("traceml.quiet", "s", "Time since the last completed step.", [({}, live.quiet_s)])
-    if live.steps_per_s is not None:
-        yield Figure("traceml.steps_per_second", "", "Steps per second, lately.", [({}, live.steps_per_s)])
-
-
-def _verdict(summary: Summary) -> Iterator[Figure]:
-    primary = summary.primary_diagnosis
-    labels = {"diagnosis": primary.status, "severity": primary.severity, "phase": primary.phase or ""}
-    labels["ranks"] = ",".join(map(str, primary.ranks))
-    yield Figure("traceml.verdict", "", "1 for the diagnosis that holds now.", [(labels, 1.0)])
-    if primary.potential_speedup is not None:
-        about = "How many times as fast the run could be."
-        yield Figure("traceml.potential_speedup", "1", about, [({}, primary.potential_speedup)])
-
-
-def _times(summary: Summary) -> Figure:
-    about = "Mean time per step of each rank in each phase; phase `step` is the whole step."
-    values = [
-        ({"rank": rank, "phase": key.removesuffix("_ms")}, value * 1e-3)
-        for rank, member in summary.step_time.ranks.items()
-        for key, value in member.metrics.items()
-        if value is not None and key.endswith("_ms")
-    ]
-    return Figure("traceml.phase.duration", "s", about, values)
-
-
-def _skew(summary: Summary) -> Figure:
-    about = "How far the worst rank is above the median rank, as a share of the latter."
-    values = [
-        ({"phase": key.removesuffix("_ms")}, metric.skew)
-        for key, metric in summary.step_time.metrics.items()
-        if metric.skew is not None and key.endswith("_ms")
-    ]
-    return Figure("traceml.phase.skew", "1", about, values)
+def _one(value: float | None) -> list[tuple[Labels, float]]:
+    return [] if value is None else [({}, value)]
 
 
 def _by_member(prefix: str, section: Section, label: str) -> Iterator[Figure]:

@@ -24,18 +24,15 @@ def encode(figures: list[Figure], run: str, host: str, started_ns: int, now_ns: 
 
 
 def _metric(figure: Figure, started_ns: str, now_ns: str) -> dict[str, Any]:
-    points: list[dict[str, Any]] = [
-        {"attributes": _attributes(labels), "timeUnixNano": now_ns, "asDouble": value}
-        for labels, value in figure.values
+    when = {"timeUnixNano": now_ns} | ({"startTimeUnixNano": started_ns} if figure.is_total else {})
+    data: dict[str, Any] = (
+        {"aggregationTemporality": CUMULATIVE, "isMonotonic": True} if figure.is_total else {}
+    )
+    data["dataPoints"] = [
+        {"attributes": _attributes(labels), **when, "asDouble": value} for labels, value in figure.values
     ]
-    about: dict[str, Any] = {"name": figure.name, "unit": figure.unit, "description": figure.help}
-    if not figure.is_total:
-        return {**about, "gauge": {"dataPoints": points}}
-    points = [{**point, "startTimeUnixNano": started_ns} for point in points]
-    return {
-        **about,
-        "sum": {"dataPoints": points, "aggregationTemporality": CUMULATIVE, "isMonotonic": True},
-    }
+    about = {"name": figure.name, "unit": figure.unit, "description": figure.help}
+    return {**about, "sum" if figure.is_total else "gauge": data}
 
 
 def _attributes(labels: Labels) -> list[dict[str, Any]]:

@@ -33,8 +33,6 @@ def _labels(labels: Labels) -> str:
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
     def handle_error(self, *_: object) -> None:
         """A client that went away is no news."""
 

@@ -39,7 +39,6 @@ FORMATS: Final[dict[str, Callable[[Comparison], str]]] = {
 """Every way to show a comparison: the value of --format and its renderer."""
 FILES: Final = {".json": "json", ".txt": "text"}
 """The files that are written, and their format."""
-FOLDER: Final = "compare"
 LONGEST_NAME: Final = 80
 FAIL_ON: Final = {"regression": REGRESSION, "mixed": MIXED, "inconclusive": INCONCLUSIVE}
 
@@ -151,7 +150,7 @@ def _base_path(output: str | None, a: Sequence[Reading], b: Sequence[Reading]) -
     """The path of the two files, without their endings."""
     named = f"{_side_name(a)}_vs_{_side_name(b)}"
     if output is None:
-        return Path(FOLDER) / named
+        return Path("compare") / named
     if output.endswith("/") or os.path.isdir(output):
         return Path(output) / named
     return Path(output.removesuffix(".json").removesuffix(".txt"))

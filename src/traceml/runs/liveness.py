@@ -90,12 +90,6 @@ def start_time(pid: Any) -> int | None:
     return int(fields[19]) if len(fields) > 19 else None
 
 
-def parent_of(pid: int) -> int | None:
-    """The process that started this one; None where that is not known."""
-    fields = stat_fields(pid)
-    return int(fields[1]) if fields else None
-
-
 def sign_of_life(run_dir: Path, manifest: dict[str, Any]) -> str | None:
     """Of a run that nobody ended: None if it is over all the same, else what a view should note about it."""
     lives = monitor_lives(run_dir, manifest)

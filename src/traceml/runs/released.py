@@ -151,8 +151,7 @@ def _section(given: _Section, name: str) -> ours.Section:
     median, worst = _renamed(overall.median, keys), _renamed(overall.worst, keys)
     rows = {key: row for key, row in given.groups.rows.items() if _is_index(key)}
     numbers = {key: _renamed(row.metrics, keys) for key, row in rows.items()}
-    if name == "step_time" and _leaves_out_input(average):
-        _add_input([average, *numbers.values()], [median, worst])
+    _add_input(average, [*numbers.values()], [median, worst])
     metrics, members = {}, {}
     for key in keys:
         middle, most = (
@@ -160,7 +159,7 @@ def _section(given: _Section, name: str) -> ours.Section:
             for value in (median.get(key, _Value()), worst.get(key, _Value()))
         )
         skew = most.value / middle.value - 1 if most.value is not None and middle.value else None
-        share = _share(key, average, [*numbers.values()]) if name == "step_time" else None
+        share = _share(key, average, [*numbers.values()]) if key.endswith("_ms") else None
         metrics[key] = ours.MetricStat(average.get(key), middle, most, skew=skew, share=share)
     for index, row in rows.items():
         who = row.identity
@@ -200,19 +199,18 @@ def _is_index(key: str) -> bool:
     return key.isascii() and key.isdigit() and len(key) < 10
 
 
-def _leaves_out_input(average: dict[str, float]) -> bool:
-    """Whether the other phases add up to the step time without the wait for input, but not with it."""
-    step, fetch = average.get("step_ms"), average.get("input_ms")
-    if not step or not fetch or "compute_ms" not in average:
-        return False
+def _add_input(
+    average: dict[str, float], ranks: list[dict[str, float]], values: list[dict[str, _Value]]
+) -> None:
+    """Count the wait for input in the step time, if the other phases add up to that without it only."""
+    step_ms, input_ms = average.get("step_ms"), average.get("input_ms")
+    if not step_ms or not input_ms or "compute_ms" not in average:
+        return
     rest = sum(average.get(key, 0.0) for key in ("compute_ms", "h2d_ms", "wait_ms"))
-    return abs(rest - step) <= CLOSES * step < abs(rest + fetch - step)
-
-
-def _add_input(numbers: list[dict[str, float]], values: list[dict[str, _Value]]) -> None:
-    """Count the wait for input in the step time."""
-    for of_one in numbers:
-        of_one["step_ms"] = of_one.get("step_ms", 0.0) + of_one.get("input_ms", 0.0)
+    if not abs(rest - step_ms) <= CLOSES * step_ms < abs(rest + input_ms - step_ms):
+        return
+    for numbers in (average, *ranks):
+        numbers["step_ms"] = numbers.get("step_ms", 0.0) + numbers.get("input_ms", 0.0)
     for stat in values:
         step, fetch = stat.get("step_ms", _Value()), stat.get("input_ms", _Value())
         if step.value is not None:

@@ -54,8 +54,7 @@ class LayerSample:
     parameter_bytes: list[int]
     parameter_bytes_total: list[int]
     hidden: list[int]
-    columns: dict[str, list[int]]
-    """The key of each is a column of `catalog.LAYER_COLUMNS`; what is all zero is left out."""
+    columns: dict[str, list[int]]  # of `catalog.LAYER_COLUMNS`; what is all zero is left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +73,9 @@ class RankRecording:
     events: list[RecordedEvent] = field(default_factory=list)
     layers: list[LayerSample] = field(default_factory=list)  # the newest sampled steps of deep mode
     node: int = 0  # the node that it runs on
-    earlier: np.void | None = None
-    """One block (catalog.STEP_BLOCK) of all steps before `rows`, if there are any."""
-    head: NDArray[np.void] | None = None
-    """With `earlier`: step, begin_ns and end_ns of the first steps of the run."""
-    identity: Identity = Identity()  # noqa: RUF009 - frozen
-    """Read from the header if it is not given."""
+    earlier: np.void | None = None  # one block (catalog.STEP_BLOCK) of all steps before `rows`
+    head: NDArray[np.void] | None = None  # with it: step, begin_ns and end_ns of the first steps
+    identity: Identity = Identity()  # noqa: RUF009 - frozen; read from the header if it is not given
     rank: int = field(init=False)
     pid: int = field(init=False)
 

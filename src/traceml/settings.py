@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from traceml.errors import CommandError
 from traceml.files import read_whole
@@ -136,26 +136,22 @@ class Settings:
     quiet: bool = _setting(_boolean, False, "", "write the summary files but print nothing")
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """One setting. Its names follow from its key: `--run-name`, `TRACEML_RUN_NAME`, `run_name` in a file."""
 
     key: str
+    flag: str
+    variable: str
     default: Any
     parse: Callable[[str], Any]
     value: str
     help: str
 
-    @property
-    def flag(self) -> str:
-        return "--" + self.key.replace("_", "-")
 
-    @property
-    def variable(self) -> str:
-        return "TRACEML_" + self.key.upper()
-
-
-SETTINGS: Final = tuple(Setting(f.name, f.default, **f.metadata) for f in fields(Settings))
+SETTINGS: Final = tuple(
+    Setting(f.name, "--" + f.name.replace("_", "-"), "TRACEML_" + f.name.upper(), f.default, **f.metadata)
+    for f in fields(Settings)
+)
 DISABLED_VARIABLE: Final = "TRACEML_DISABLED"
 KEY_VARIABLE: Final = "TRACEML_KEY"
 REPORT_TO_VARIABLE: Final = "TRACEML_REPORT_TO"

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from traceml.errors import CommandError
-from traceml.export.tables import MAYBE_WHOLE, NUMBER, TEXT, WHOLE, Table
+from traceml.export.tables import NUMBER, TEXT, WHOLE, Table
 from traceml.files import replacing
 
-SQL_TYPES: Final = {WHOLE: "INTEGER", MAYBE_WHOLE: "INTEGER", NUMBER: "REAL", TEXT: "TEXT"}
+SQL_TYPES: Final = {WHOLE: "INTEGER", NUMBER: "REAL", TEXT: "TEXT"}
 
 
 def write_csv(tables: Iterable[Table], folder: Path) -> int:
@@ -51,7 +51,7 @@ def write_parquet(tables: Iterable[Table], folder: Path) -> int:
         from pyarrow import parquet
     except ImportError:
         raise CommandError("--to parquet needs pyarrow: pip install pyarrow") from None
-    types = {WHOLE: pa.int64(), MAYBE_WHOLE: pa.int64(), NUMBER: pa.float64(), TEXT: pa.string()}
+    types = {WHOLE: pa.int64(), NUMBER: pa.float64(), TEXT: pa.string()}
     folder.mkdir(parents=True, exist_ok=True)
     count = 0
     for table in tables:
@@ -70,7 +70,8 @@ def _rows(table: Table) -> Iterator[tuple[Any, ...]]:
     columns = []
     for name, kind in table.kinds.items():
         values = table[name].tolist()
-        if made := {NUMBER: float, MAYBE_WHOLE: int}.get(kind):
+        if table[name].dtype.kind == "f":
+            made = int if kind == WHOLE else float
             values = [None if isnan(value) else made(value) for value in values]
         columns.append(values)
     return zip(*columns, strict=True)

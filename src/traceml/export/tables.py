@@ -14,15 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceml.errors import CommandError, TraceMLError, printable, say
-from traceml.recording import layout
 from traceml.recording.tail import Tail
 from traceml.runs import summary_file
 from traceml.runs.manifest import read_manifest, recorded_at
 from traceml.schema import catalog as c
 from traceml.schema.recorded import RankRecording, RecordedEvent
 
-WHOLE, MAYBE_WHOLE, NUMBER, TEXT = "whole", "maybe whole", "number", "text"
-"""Kinds of columns. A whole number that may be missing is held as a float with NaN."""
+WHOLE, NUMBER, TEXT = "whole", "number", "text"
+"""Kinds of columns. Whole numbers that may be missing are held as floats with NaN."""
 Rows = NDArray[np.void]
 Piece = dict[str, NDArray[Any]]
 NS_PER_MS: Final = 1e6
@@ -31,19 +30,23 @@ MEMORY: Final = {
     "peak_allocated_bytes": c.FLAG_DEVICE_MEMORY,
     "peak_reserved_bytes": c.FLAG_DEVICE_MEMORY,
 }
-WHO: Final = {"rank": WHOLE, "node": WHOLE, "pid": WHOLE}
-SPAN: Final = {"begin_unix_ns": WHOLE, "end_unix_ns": WHOLE}
+WHO: Final = ("rank", "node", "pid")
+SPAN: Final = ("begin_unix_ns", "end_unix_ns")
+COUNTS: Final = ("step", "first_step", "last_step", "steps", "samples", "tokens", "micro_batches")
+KINDS: Final = {**dict.fromkeys(WHO + COUNTS, WHOLE), **dict.fromkeys(("kind", "phase", "message"), TEXT)}
+"""By the name of the column; of the others, those in `_ns` and `_bytes` are whole and the rest numbers."""
 
 
 class Table(dict[str, NDArray[Any]]):
     """A table: a NumPy array for each column, all of the same length. What was not measured is NaN."""
 
-    def __init__(self, name: str, kinds: dict[str, str], pieces: Iterable[Piece]) -> None:
-        self.name, self.kinds = name, kinds
+    def __init__(self, name: str, columns: Iterable[str], pieces: Iterable[Piece]) -> None:
+        self.name = name
+        self.kinds = {k: KINDS.get(k, WHOLE if k.endswith(("_ns", "_bytes")) else NUMBER) for k in columns}
         found, empty = list(pieces), {WHOLE: np.int64, TEXT: np.object_}
         super().__init__(
             (key, np.concatenate([p[key] for p in found] or [np.empty(0, empty.get(kind, np.float64))]))
-            for key, kind in kinds.items()
+            for key, kind in self.kinds.items()
         )
 
     @property
@@ -56,8 +59,8 @@ class Table(dict[str, NDArray[Any]]):
             import pandas as pd
         except ImportError:
             raise TraceMLError("frame() needs pandas: pip install pandas") from None
-        maybe_whole = [name for name, kind in self.kinds.items() if kind == MAYBE_WHOLE]
-        return pd.DataFrame(self).astype(dict.fromkeys(maybe_whole, "Int64"))
+        whole = [name for name, kind in self.kinds.items() if kind == WHOLE and self[name].dtype.kind == "f"]
+        return pd.DataFrame(self).astype(dict.fromkeys(whole, "Int64"))
 
 
 class RunTables:
@@ -86,17 +89,14 @@ class RunTables:
         """Every table, one after the other; one may have no rows."""
         users = {f"user.{name}": None for r in self.ranks for name in r.user_names if name}
         phases = [*(p.key for p in c.PHASES), *users, "wait", *(w.key for w in c.WAIT_PLACES)]
-        times = {f"{key}_ms": NUMBER for key in phases}
-        memory = dict.fromkeys(MEMORY, MAYBE_WHOLE)
-        work = {"samples": MAYBE_WHOLE, "tokens": MAYBE_WHOLE, "micro_batches": WHOLE, "gc_ms": NUMBER}
-        step = {**WHO, "step": WHOLE, **SPAN, "step_ms": NUMBER, **times, **memory, **work}
-        totals = {"steps": WHOLE, **SPAN, "step_ms": NUMBER, **times}
-        block = {**WHO, "first_step": WHOLE, "last_step": WHOLE, **totals}
-        device = {**WHO, "step": WHOLE, **{f"{k}_ms": NUMBER for k in phases[: -len(c.WAIT_PLACES)]}}
-        system = {"node": WHOLE, "unix_ns": WHOLE, **_gauge_kinds(c.SYSTEM_COLUMNS)}
-        process = {**WHO, "rank": MAYBE_WHOLE, "unix_ns": WHOLE, **_gauge_kinds(c.PROCESS_COLUMNS)}
-        event = {**WHO, "rank": MAYBE_WHOLE, "pid": MAYBE_WHOLE, "unix_ns": WHOLE, "kind": TEXT}
-        event |= {"step": MAYBE_WHOLE, "duration_ms": NUMBER, "phase": TEXT, "message": TEXT}
+        times = [f"{key}_ms" for key in phases]
+        work = ("samples", "tokens", "micro_batches", "gc_ms")
+        step = [*WHO, "step", *SPAN, "step_ms", *times, *MEMORY, *work]
+        block = [*WHO, "first_step", "last_step", "steps", *SPAN, "step_ms", *times]
+        device = [*WHO, "step", *times[: -len(c.WAIT_PLACES)]]
+        system = ["node", "unix_ns", *(name for name, code in c.SYSTEM_COLUMNS if code == "d")]
+        process = [*WHO, "unix_ns", *(name for name, code in c.PROCESS_COLUMNS if code == "d")]
+        event = [*WHO, "unix_ns", "kind", "step", "duration_ms", "phase", "message"]
         yield Table("steps", step, self._of_ranks(self.steps, step))
         yield Table("step_blocks", block, self._of_ranks(self._block, block))
         yield Table("device_steps", device, self._of_ranks(self._device, device))
@@ -115,7 +115,7 @@ class RunTables:
         return event.wall_ns or event.time_ns + self._clocks.get(rank.node if rank is not None else 0, 0)
 
     def _of_ranks(
-        self, piece_of: Callable[[RankRecording], Piece | None], columns: dict[str, str]
+        self, piece_of: Callable[[RankRecording], Piece | None], columns: list[str]
     ) -> Iterator[Piece]:
         for rank in self.ranks:
             if (piece := piece_of(rank)) is not None:
@@ -151,7 +151,7 @@ class RunTables:
         clock = self._clocks.get(rank.node, 0)
         return {"begin_unix_ns": rows["begin_ns"] + clock, "end_unix_ns": rows["end_ns"] + clock}
 
-    def _gauges(self, kind: str, columns: dict[str, str]) -> Iterator[Piece]:
+    def _gauges(self, kind: str, columns: list[str]) -> Iterator[Piece]:
         ranks = {(r.node, r.pid): float(r.rank) for r in self.ranks}
         for node, gauges in self._recorded.nodes.items():
             rows: Rows | None = getattr(gauges, kind)
@@ -188,10 +188,6 @@ def _clock(rank: RankRecording) -> int | None:
     return wall_ns - clock_ns if wall_ns and clock_ns else None
 
 
-def _gauge_kinds(columns: layout.Columns) -> dict[str, str]:
-    return {name: MAYBE_WHOLE if name.endswith("_bytes") else NUMBER for name, code in columns if code == "d"}
-
-
 def _times(rows: Rows, names: list[str | None]) -> Piece:
     """Phases, the rest (`wait`) and its places, in ms."""
     places = {f"{w.key}_ms": rows[w.key] / NS_PER_MS for w in c.WAIT_PLACES}
@@ -219,7 +215,7 @@ def _maybe_whole(values: list[int | None]) -> NDArray[np.float64]:
     return np.array(values, dtype=float)  # None becomes NaN
 
 
-def _completed(piece: Piece, fixed: dict[str, int], columns: dict[str, str]) -> Piece:
+def _completed(piece: Piece, fixed: dict[str, int], columns: list[str]) -> Piece:
     """With a value in every column, in the order of the table."""
     count = len(next(iter(piece.values())))
     same = {name: np.full(count, value) for name, value in fixed.items()}

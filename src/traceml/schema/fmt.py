@@ -13,6 +13,7 @@ def _written(form: str, times: int = 1) -> Callable[[float | None], str]:
 
 share = _written("{:.1f} %", 100)  # 0..1 as a percentage
 whole_percent = _written("{:.0f} %", 100)  # the same without decimals, for sentences
+share_change = _written("{:+.1f} %", 100)  # a relative change
 percent = _written("{:.1f} %")  # a value that is a percentage already
 count = _written("{:,.0f}")  # a whole number with separators
 plain = _written("{}")  # a number that names something, such as a step: no separators
@@ -105,11 +106,6 @@ def ms_change(value: float) -> str:
     return signed(ms(value))
 
 
-def share_change(value: float) -> str:
-    """A relative change."""
-    return signed(share(value))
-
-
 def in_unit(unit: str, value: float | None) -> str:
     """A value in a unit of the catalogue, or a share, or seconds."""
     if value is None:
@@ -127,7 +123,7 @@ def change(unit: str, delta: float | None, delta_share: float | None) -> str:
         return MISSING
     if unit in ("share", "percent"):
         points = 100 * delta if unit == "share" else delta
-        return f"{signed(f'{points:.1f}')} pp"
+        return f"{points:+.1f} pp"
     text = ("-" if delta < 0 else "+") + in_unit(unit, abs(delta))
     return f"{text} ({share_change(delta_share)})" if delta_share is not None else text
 

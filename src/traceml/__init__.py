@@ -12,10 +12,10 @@ __all__ = ["__version__", "final_summary", "init", "load", "phase", "report", "r
 
 if TYPE_CHECKING:
     from traceml.capture.api import final_summary, init, phase, report, summary, trace_step
-    from traceml.export.load import load
+    from traceml.export.tables import load
     from traceml.notebook import run
 _ELSEWHERE = {
-    "load": "traceml.export.load",
+    "load": "traceml.export.tables",
     "run": "traceml.notebook",
     "load_ipython_extension": "traceml.notebook",
     "unload_ipython_extension": "traceml.notebook",

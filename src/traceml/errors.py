@@ -72,7 +72,11 @@ def failsafe(
                 if not _is_ours(problem, any_library):
                     raise
                 kind = "" if isinstance(problem, TraceMLError) else f"{type(problem).__name__}: "
-                _report(f"{what} failed ({kind}{problem}); training goes on")
+                line = f"{what} failed ({kind}{problem}); training goes on"
+                listeners = _listeners if line not in _said else []
+                say_once(line)
+                for listener in listeners:
+                    listener(line)
                 if on_failure is not None:
                     on_failure()
                 answer: R = fallback
@@ -81,13 +85,6 @@ def failsafe(
         return guarded
 
     return decorate
-
-
-def _report(line: str) -> None:
-    if line not in _said:
-        say_once(line)
-        for listener in _listeners:
-            listener(line)
 
 
 def listen(listener: Callable[[str], None]) -> None:

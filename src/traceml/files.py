@@ -51,24 +51,25 @@ def read_whole(path: str | Path, most_bytes: int) -> bytes:
     raise OSError(errno.EFBIG, f"larger than {most_bytes / 1e6:,.0f} MB", str(path))
 
 
-def sound(value: Any, fault: Callable[[str, str], None] = lambda _place, _what: None) -> Any:
+def sound(
+    value: Any,
+    fault: Callable[[str, str], None] = lambda _place, _what: None,
+    place: str = "$",
+    depth: int = 0,
+) -> Any:
     """The value with printable texts and limited depth, and null for numbers that are not sensible.
 
     `fault` is called with the place of such a number and what is wrong with it.
     """
-    return _sound(value, "$", 0, fault)
-
-
-def _sound(value: Any, place: str, depth: int, fault: Callable[[str, str], None]) -> Any:
     if isinstance(value, str):
         return printable(value[:LONGEST_TEXT])
     if isinstance(value, (dict, list)) and depth > DEEPEST:
         return type(value)()
     if isinstance(value, dict):
         pairs = ((printable(str(key)[:LONGEST_KEY]), inner) for key, inner in value.items())
-        return {key: _sound(inner, f"{place}.{key}", depth + 1, fault) for key, inner in pairs}
+        return {key: sound(inner, fault, f"{place}.{key}", depth + 1) for key, inner in pairs}
     if isinstance(value, list):
-        return [_sound(inner, f"{place}[{i}]", depth + 1, fault) for i, inner in enumerate(value)]
+        return [sound(inner, fault, f"{place}[{i}]", depth + 1) for i, inner in enumerate(value)]
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if not abs(value) <= LARGEST:
             return fault(place, "expected a number of sensible size")

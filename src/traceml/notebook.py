@@ -103,7 +103,8 @@ class run:  # noqa: N801 - read as a verb: `with traceml.run("baseline"):`
 
 def show(summary: bytes, text: str) -> None:
     """The verdict and the page below the cell; without IPython, the report on standard error."""
-    shell = _shell()
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
     if shell is None:
         sys.stderr.write(f"{text}\n")
         return
@@ -117,11 +118,6 @@ def show(summary: bytes, text: str) -> None:
         except CommandError as problem:  # the page is not built
             say(str(problem))
     display(bundle, raw=True)  # type: ignore[no-untyped-call]
-
-
-def _shell() -> Any:
-    ipython = sys.modules.get("IPython")
-    return ipython.get_ipython() if ipython is not None else None
 
 
 class _Cells:

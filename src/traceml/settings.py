@@ -2,28 +2,35 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 from traceml.errors import CommandError
+from traceml.files import read_whole
 
 MODES: Final = ("summary", "cli", "dashboard")
 TRACKERS: Final = ("wandb", "mlflow", "tensorboard")
+YES, NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 LONGEST_SHOWN: Final = 60
 """Of a bad value, in a message."""
+MOST_FILE_BYTES: Final = 1_000_000
 
 
 def _boolean(text: str) -> bool:
-    if text.lower() in ("1", "true", "yes", "on"):
-        return True
-    if text.lower() in ("", "0", "false", "no", "off"):
-        return False
-    raise ValueError("use 1 or 0")
+    if text.lower() not in YES + NO:
+        raise ValueError("use 1 or 0")
+    return text.lower() in YES
 
 
 def _seconds(text: str) -> float:
-    value = float(text) if text.isascii() and "_" not in text else 0.0
+    try:
+        value = float(text) if text.isascii() and "_" not in text else 0.0
+    except ValueError:
+        raise ValueError("use a number") from None
     if not 0.05 <= value <= 3600:
         raise ValueError("use seconds from 0.05 to 3600")
     return value
@@ -34,10 +41,6 @@ def _count(text: str, most: int = 999_999) -> int:
     if not (digits.isascii() and digits.isdigit() and len(digits) < 10 and int(digits) <= most):
         raise ValueError(f"use a whole number from 0 to {most}")
     return int(digits)
-
-
-def _port(text: str) -> int:
-    return _count(text, 65_535)
 
 
 def _matching(pattern: str, advice: str) -> Callable[[str], str]:
@@ -51,6 +54,7 @@ def _matching(pattern: str, advice: str) -> Callable[[str], str]:
     return parse
 
 
+_port = partial(_count, most=65_535)
 _ranks = _matching("[A-Za-z]{1,16}|[0-9]{1,6}", "use a number, or auto, gpu or cpu")  # what torchrun knows
 _word = _matching(r"\S(.*\S)?", "use a value without spaces around it")
 _path = _matching(".+", "use the path of a folder")
@@ -132,30 +136,22 @@ class Settings:
     quiet: bool = _setting(_boolean, False, "", "write the summary files but print nothing")
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """One setting. Its names follow from its key: `--run-name`, `TRACEML_RUN_NAME`, `run_name` in a file."""
 
     key: str
+    flag: str
+    variable: str
     default: Any
     parse: Callable[[str], Any]
     value: str
     help: str
 
-    @property
-    def flag(self) -> str:
-        return "--" + self.key.replace("_", "-")
 
-    @property
-    def variable(self) -> str:
-        return "TRACEML_" + self.key.upper()
-
-    @property
-    def is_switch(self) -> bool:
-        return not self.value
-
-
-SETTINGS: Final = tuple(Setting(f.name, f.default, **f.metadata) for f in fields(Settings))
+SETTINGS: Final = tuple(
+    Setting(f.name, "--" + f.name.replace("_", "-"), "TRACEML_" + f.name.upper(), f.default, **f.metadata)
+    for f in fields(Settings)
+)
 DISABLED_VARIABLE: Final = "TRACEML_DISABLED"
 KEY_VARIABLE: Final = "TRACEML_KEY"
 REPORT_TO_VARIABLE: Final = "TRACEML_REPORT_TO"
@@ -170,51 +166,35 @@ def resolve(
     file_values: Mapping[str, Any],
     file_name: str = "traceml.yaml",
     environment: Mapping[str, str] | None = None,
+    only: Collection[str] = (),
 ) -> Settings:
-    """Merge the sources. The error for a bad value is one line that names its source."""
+    """Merge the sources. The error for a bad value is one line that names its source.
+
+    `only` is for a disabled run: these settings alone count, and no bad variable or file makes it fail.
+    """
     environment = os.environ if environment is None else environment
     known = [setting.key for setting in SETTINGS]
-    if unknown := sorted(set(file_values) - set(known)):
+    if (unknown := sorted(set(file_values) - set(known))) and not only:
         raise CommandError(
             f"{file_name}: unknown setting {unknown[0][:LONGEST_SHOWN]!r}; use one of: {', '.join(known)}"
         )
     values: dict[str, Any] = {}
-    for setting in SETTINGS:
-        if given := _sources(setting, flags, environment, file_values, file_name):
-            values[setting.key] = _parse(setting, *given[0])
-    return Settings(**values)
-
-
-def resolve_launch(
-    flags: Mapping[str, str], file_values: Mapping[str, Any], environment: Mapping[str, str]
-) -> Settings:
-    """For a disabled run: only what decides the command, and no bad variable or file can make it fail."""
-    values: dict[str, Any] = {}
-    for setting in (s for s in SETTINGS if s.key in LAUNCH_KEYS):
-        for source, value in _sources(setting, flags, environment, file_values, ""):
+    for setting in (s for s in SETTINGS if s.key in only or not only):
+        sources = {
+            setting.flag: flags.get(setting.key),
+            setting.variable: environment.get(setting.variable),
+            f"{setting.key} in {file_name}": file_values.get(setting.key),
+        }
+        for source, value in sources.items():
+            if value is None:
+                continue
             try:
                 values[setting.key] = _parse(setting, source, value)
                 break
             except CommandError:
-                if source == setting.flag:
+                if source == setting.flag or not only:
                     raise
     return Settings(**values)
-
-
-def _sources(
-    setting: Setting,
-    flags: Mapping[str, str],
-    environment: Mapping[str, str],
-    file_values: Mapping[str, Any],
-    file_name: str,
-) -> list[tuple[str, Any]]:
-    """Where this setting is given, and as what; the first one wins."""
-    values = {
-        setting.flag: flags.get(setting.key),
-        setting.variable: environment.get(setting.variable),
-        f"{setting.key} in {file_name}": file_values.get(setting.key),
-    }
-    return [(source, value) for source, value in values.items() if value is not None]
 
 
 def for_training(settings: Settings) -> dict[str, str]:
@@ -229,7 +209,7 @@ def for_training(settings: Settings) -> dict[str, str]:
 
 def is_switched_off(environment: Mapping[str, str]) -> bool:
     """Like `is_disabled`, for the training process, which must not fail: a bad value counts as on."""
-    return environment.get(DISABLED_VARIABLE, "").lower() not in ("", "0", "false", "no", "off")
+    return environment.get(DISABLED_VARIABLE, "").lower() not in NO
 
 
 def is_disabled(environment: Mapping[str, str]) -> bool:
@@ -253,8 +233,52 @@ def _parse(setting: Setting, source: str, value: Any) -> Any:
     try:
         return setting.parse(text)
     except ValueError as problem:
-        reason = str(problem)
-        if "could not convert" in reason or "invalid literal" in reason:
-            reason = "use a number"
         what = "unknown" if setting.parse is _mode else "invalid"
-        raise CommandError(f"{source}: {what} value {text[:LONGEST_SHOWN]!r}; {reason}") from None
+        raise CommandError(f"{source}: {what} value {text[:LONGEST_SHOWN]!r}; {problem}") from None
+
+
+def read_file_settings(folder: Path) -> tuple[dict[str, Any], str]:
+    """The values of traceml.yaml, or of [tool.traceml] in pyproject.toml, and the name of the file."""
+    # `os.path` and not `Path`: its questions never raise, in whatever folder we are.
+    path = folder / "traceml.yaml"
+    if os.path.lexists(path):
+        found = _yaml(path)
+    elif os.path.lexists(path := folder / "pyproject.toml"):
+        tool = _toml(path).get("tool", {})
+        found = tool.get("traceml") if isinstance(tool, dict) else None
+    else:
+        return {}, ""
+    if not isinstance(found, dict | None):
+        raise CommandError(f"{path}: use `setting: value` lines")
+    return {str(key).replace("-", "_"): value for key, value in (found or {}).items()}, path.name
+
+
+def _yaml(path: Path) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(read_whole(path, MOST_FILE_BYTES))
+    except (yaml.YAMLError, OSError, ValueError, RecursionError) as problem:
+        raise CommandError(f"{path}: cannot be read as YAML ({_first_line(problem)})") from None
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    data = b""
+    try:
+        data = read_whole(path, MOST_FILE_BYTES)
+        return dict(tomllib.loads(data.decode()))
+    except (OSError, ValueError, RecursionError) as problem:
+        if b"[tool.traceml]" not in data:
+            return {}  # broken or not readable, but without settings of ours
+        raise CommandError(f"{path}: cannot be read as TOML ({_first_line(problem)})") from None
+
+
+def _first_line(problem: Exception) -> str:
+    if isinstance(problem, RecursionError):
+        return "nested too deeply"
+    text = getattr(problem, "strerror", None) or str(problem)
+    return text.splitlines()[0][:200] if text else type(problem).__name__

@@ -16,9 +16,8 @@ from tests.running.processes import environment, traced
 from traceml.errors import CommandError
 from traceml.monitor.result import encode
 from traceml.present import page
-from traceml.schema.catalog import GUIDE_LABELS
+from traceml.schema.catalog import GUIDE_LABELS, PHASE_COLOURS, USER_COLOURS
 from traceml.schema.live import STATES
-from traceml.schema.palette import PHASE_COLOURS, USER_COLOURS
 
 EVIL = '</script><!-- "\u2028\u2029 \\ é'
 

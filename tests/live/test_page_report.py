@@ -19,7 +19,7 @@ from tests.unit import made
 from traceml.analyze.summarize import summarize
 from traceml.runs.summary_file import read
 from traceml.schema import fmt
-from traceml.schema.palette import PHASE_COLOURS, WHITE_TEXT_ON
+from traceml.schema.catalog import PHASE_COLOURS, WHITE_TEXT_ON
 from traceml.schema.summary import EndedFirst, Environment, Summary
 
 EVIL = "</script><script>window.hit=1</script><img src=x onerror='window.hit=1'><!--\u2028\"'&"

@@ -15,8 +15,7 @@ from traceml.monitor.display import MOST_BYTES, OutputTail
 from traceml.present.columns import columns
 from traceml.present.terminal.output import folded, settled
 from traceml.schema import fmt
-from traceml.schema.catalog import PHASES
-from traceml.schema.palette import PHASE_COLOURS, USER_COLOURS, colour_of
+from traceml.schema.catalog import PHASE_COLOURS, PHASES, USER_COLOURS, colour_of
 
 
 @pytest.mark.parametrize(

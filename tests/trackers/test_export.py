@@ -26,7 +26,7 @@ from tests.unit import made
 from traceml.cli.main import main
 from traceml.errors import TraceMLError
 from traceml.export.formats import write_sqlite
-from traceml.export.tables import NUMBER, Table
+from traceml.export.tables import Table
 from traceml.recording import layout
 from traceml.recording.rollup import Roller
 from traceml.schema import catalog as c
@@ -150,7 +150,7 @@ def test_device_times_have_a_table_of_their_own(tmp_path: Path) -> None:
 def test_user_phases_that_differ_in_case_only_fit_into_sqlite(tmp_path: Path) -> None:
     """SQLite does not tell `A` from `a`: one of the columns gets another name, and no value is lost."""
     piece = {"user.A_ms": np.array([1.0]), "user.a_ms": np.array([2.0])}
-    table = Table("steps", dict.fromkeys(piece, NUMBER), [piece])
+    table = Table("steps", piece, [piece])
     assert write_sqlite([table], tmp_path / "db") == 1
     assert sqlite3.connect(tmp_path / "db").execute("SELECT * FROM steps").fetchall() == [(1.0, 2.0)]
 

@@ -30,8 +30,7 @@ from traceml.errors import CommandError
 from traceml.schema.live import LIVE, Live
 from traceml.schema.recorded import RunFacts
 from traceml.settings import resolve
-from traceml.sinks import prometheus
-from traceml.sinks.figures import figures_of
+from traceml.sinks.metrics import figures_of, prometheus_text
 
 HELD = """
 import os
@@ -232,7 +231,7 @@ def test_figures_of_several_ranks() -> None:
     assert {labels["rank"] for labels, _ in found["traceml.memory.rss"]} == {"0", "1"}
     skew = {labels["phase"]: value for labels, value in found["traceml.phase.skew"]}
     assert skew["backward"] > 0.4
-    text = prometheus.render(figures_of(live), 'a "b"\n\\')
+    text = prometheus_text(figures_of(live), 'a "b"\n\\')
     (steps,) = next(f for f in text_string_to_metric_families(text) if f.name == "traceml_steps").samples
     assert steps.labels == {"run": 'a "b"\n\\'}
 

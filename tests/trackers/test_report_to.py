@@ -18,7 +18,7 @@ from traceml.capture import trackers
 from traceml.capture.request import flat
 from traceml.cli.main import main
 from traceml.errors import CommandError
-from traceml.export.load import load
+from traceml.export.tables import load
 from traceml.settings import resolve
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "trackers"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from traceml.errors import CommandError
-from traceml.settings_file import read_file_settings
+from traceml.settings import read_file_settings
 
 
 def test_without_a_file_there_are_no_settings(tmp_path: Path) -> None:

@@ -56,10 +56,9 @@ NOUNS = ("traceml.schema", "traceml.errors")
 ALLOWED: dict[str, tuple[str, ...]] = {
     "schema": ("traceml.schema",),
     "errors": (),
-    "settings": ("traceml.errors",),
+    "settings": ("traceml.errors", "traceml.files", "yaml", "tomli"),
     "files": ("traceml.errors",),
-    "settings_file": ("traceml.errors", "traceml.files", "yaml", "tomli"),
-    "__init__": ("traceml.capture.api", "traceml.export.load", "traceml.notebook"),
+    "__init__": ("traceml.capture.api", "traceml.export.tables", "traceml.notebook"),
     "__main__": ("traceml.cli.main",),
     "notebook": (
         *NOUNS,
@@ -103,7 +102,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *NOUNS,
         "traceml.files",
         "traceml.settings",
-        "traceml.settings_file",
         "traceml.monitor",
         "traceml.recording",
         "traceml.runs",
@@ -134,7 +132,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "traceml.cli",
         "traceml.files",
         "traceml.settings",
-        "traceml.settings_file",
         "traceml.monitor",
         "traceml.runs",
         "traceml.compare",

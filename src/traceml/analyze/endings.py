@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from traceml.analyze.recordings import listed
+from traceml.schema import WATCH_ONLY
 from traceml.schema import catalog as c
-from traceml.schema.modes import WATCH_ONLY
 from traceml.schema.recorded import RankRecording, RecordedEvent, RunFacts, RunRecording
 from traceml.schema.summary import EndedFirst, Section
 

@@ -9,8 +9,7 @@ import numpy as np
 from traceml.analyze import endings
 from traceml.analyze.recordings import Attempts, absent_ranks, expected_ranks, listed, steps_of
 from traceml.analyze.window import LABELS, PHASE_KEYS, SYNC, Window
-from traceml.schema import fmt
-from traceml.schema.modes import WATCH_ONLY
+from traceml.schema import WATCH_ONLY, fmt
 from traceml.schema.recorded import RankRecording, RecordedEvent, RunFacts, RunRecording
 from traceml.schema.summary import Attempt
 

@@ -11,7 +11,7 @@ from traceml.monitor.display import open_servers
 from traceml.monitor.loop import Monitor
 from traceml.monitor.mirror import Mirror
 from traceml.runs import folder as run_folder
-from traceml.runs.liveness import LARGEST_PID, is_alive, parent_of, start_time
+from traceml.runs.liveness import LARGEST_PID, is_alive, start_time, stat_fields
 from traceml.settings import Settings, resolve
 
 JOIN_S: Final = 20.0
@@ -47,7 +47,8 @@ def _meeting_point(pid: int) -> str:
     rank, ranks = (os.environ.get(name, "") for name in ("LOCAL_RANK", "WORLD_SIZE"))
     if not (rank.isdigit() and ranks.isdigit() and int(ranks) > 1):
         return ""
-    launcher = parent_of(pid)
+    fields = stat_fields(pid)
+    launcher = fields[1] if fields else None
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return f"launcher-{launcher}-{start_time(launcher)}-{attempt}"
 

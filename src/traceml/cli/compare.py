@@ -18,7 +18,7 @@ from traceml.files import write_atomic
 from traceml.monitor.result import encode
 from traceml.present import compare_markdown, compare_text, page
 from traceml.present.compare_rows import lead_rows, more_rows, shifted
-from traceml.runs import mlflow_artifact, summary_file
+from traceml.runs import summary_file
 from traceml.runs.summary_file import Reading
 from traceml.schema import fmt
 from traceml.schema.comparison import INCONCLUSIVE, MIXED, REGRESSION, WORSE, Comparison, RunRef
@@ -39,7 +39,6 @@ FORMATS: Final[dict[str, Callable[[Comparison], str]]] = {
 """Every way to show a comparison: the value of --format and its renderer."""
 FILES: Final = {".json": "json", ".txt": "text"}
 """The files that are written, and their format."""
-FOLDER: Final = "compare"
 LONGEST_NAME: Final = 80
 FAIL_ON: Final = {"regression": REGRESSION, "mixed": MIXED, "inconclusive": INCONCLUSIVE}
 
@@ -61,25 +60,6 @@ exit codes:
   2  wrong arguments, or a file that cannot be used"""
 
 
-def parser() -> Parser:
-    """The options."""
-    made = Parser("traceml compare", USAGE, DESCRIPTION, EPILOG)
-    made.option("runs", "RUN", "the two runs, A and B", nargs="*")
-    made.option("--a", "RUN", "one or more runs as A", nargs="+")
-    made.option("--b", "RUN", "one or more runs as B", nargs="+")
-    made.option("--output", "NAME", "write NAME.json and NAME.txt (default: compare/<A>_vs_<B>)")
-    formats = f"what to print: {', '.join(FORMATS)} (default: text)"
-    made.option("--format", "FORMAT", formats, type=one_of(FORMATS), default="text")
-    html = "also write a page for the browser (default: compare-<A>-<B>.html)"
-    made.option("--html", "OUT", html, nargs="?", const="")
-    fail_on = f"exit with 1 on these verdicts, separated by commas: {', '.join(FAIL_ON)}"
-    made.option("--fail-on", "VERDICT", fail_on, type=_verdicts, action="extend", default=[])
-    limit = "exit with 1 if the step is slower by more than this, for example 5%%, and it is not noise"
-    made.option("--max-step-time-regression", "PERCENT", limit, type=_share)
-    made.logs_dir()
-    return made
-
-
 def _verdicts(text: str) -> list[str]:
     known = one_of(FAIL_ON)
     return [FAIL_ON[known(word.strip().lower())] for word in text.split(",") if word.strip()]
@@ -94,29 +74,46 @@ def _share(text: str) -> float:
 
 def main(words: list[str]) -> int:
     """Read both sides, compare them, write the two files, print, and choose the exit code."""
-    given = parser().parse_args(words)
+    parser = Parser("traceml compare", USAGE, DESCRIPTION, EPILOG)
+    parser.option("runs", "RUN", "the two runs, A and B", nargs="*")
+    parser.option("--a", "RUN", "one or more runs as A", nargs="+")
+    parser.option("--b", "RUN", "one or more runs as B", nargs="+")
+    parser.option("--output", "NAME", "write NAME.json and NAME.txt (default: compare/<A>_vs_<B>)")
+    formats = f"what to print: {', '.join(FORMATS)} (default: text)"
+    parser.option("--format", "FORMAT", formats, type=one_of(FORMATS), default="text")
+    html = "also write a page for the browser (default: compare-<A>-<B>.html)"
+    parser.option("--html", "OUT", html, nargs="?", const="")
+    fail_on = f"exit with 1 on these verdicts, separated by commas: {', '.join(FAIL_ON)}"
+    parser.option("--fail-on", "VERDICT", fail_on, type=_verdicts, action="extend", default=[])
+    limit = "exit with 1 if the step is slower by more than this, for example 5%%, and it is not noise"
+    parser.option("--max-step-time-regression", "PERCENT", limit, type=_share)
+    parser.logs_dir()
+    given = parser.parse_args(words)
     logs = Path(given.logs_dir)
-    a, b = ([reading(name, logs) for name in side] for side in sides(given))
+    a, b = ([_reading(name, logs) for name in side] for side in _sides(given))
     found = compared(a, b)
     printed = FORMATS[given.format](found)
-    base = base_path(given.output, a, b)
-    write(found, base)
+    base = _base_path(given.output, a, b)
+    with summary_file.or_one_line(base, "written"):
+        base.parent.mkdir(parents=True, exist_ok=True)
+        for ending, name in FILES.items():
+            write_atomic(base.with_name(base.name + ending), FORMATS[name](found).encode())
     show(printed, is_json=given.format == "json")
     say(f"wrote {base}.json and .txt")
     if given.html is not None:
         name = given.html or f"compare-{_side_name(a)}-{_side_name(b)}.html"
         write_page(name, page.page(page_data(found)))
-    return exit_code(found, given.fail_on, given.max_step_time_regression)
+    return _exit_code(found, given.fail_on, given.max_step_time_regression)
 
 
-def reading(name: str, logs: Path) -> Reading:
+def _reading(name: str, logs: Path) -> Reading:
     """The summary that is meant: of a file, a run folder, a run's name, or a run of MLflow."""
-    if name.startswith(mlflow_artifact.PREFIX):
-        return mlflow_artifact.read(name)
+    if name.startswith(summary_file.MLFLOW):
+        return summary_file.read_mlflow(name)
     return current(summary_file.locate(name, logs))
 
 
-def sides(given: argparse.Namespace) -> tuple[list[str], list[str]]:
+def _sides(given: argparse.Namespace) -> tuple[list[str], list[str]]:
     """The runs of A and of B."""
     if given.a or given.b:
         if given.runs or not given.a or not given.b:
@@ -130,30 +127,30 @@ def sides(given: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 def compared(a: Sequence[Reading], b: Sequence[Reading]) -> Comparison:
     """The comparison of two sides, with what was odd about their files."""
-    found = compare([r.summary for r in a], [r.summary for r in b], _refs(a), _refs(b))
+    refs = [
+        [
+            RunRef(
+                name=printable(r.name),
+                path=printable(r.path),
+                schema=r.summary.schema,
+                status=r.summary.run.status,
+                steps=r.summary.step_time.window.num_steps,
+                started_at=r.summary.run.started_at,
+            )
+            for r in side
+        ]
+        for side in (a, b)
+    ]
+    found = compare([r.summary for r in a], [r.summary for r in b], *refs)
     notes = [note for reading in (*a, *b) for note in reading.notes]
     return replace(found, warnings=[*found.warnings, *notes])
 
 
-def _refs(readings: Sequence[Reading]) -> list[RunRef]:
-    return [
-        RunRef(
-            name=printable(r.name),
-            path=printable(r.path),
-            schema=r.summary.schema,
-            status=r.summary.run.status,
-            steps=r.summary.step_time.window.num_steps,
-            started_at=r.summary.run.started_at,
-        )
-        for r in readings
-    ]
-
-
-def base_path(output: str | None, a: Sequence[Reading], b: Sequence[Reading]) -> Path:
+def _base_path(output: str | None, a: Sequence[Reading], b: Sequence[Reading]) -> Path:
     """The path of the two files, without their endings."""
     named = f"{_side_name(a)}_vs_{_side_name(b)}"
     if output is None:
-        return Path(FOLDER) / named
+        return Path("compare") / named
     if output.endswith("/") or os.path.isdir(output):
         return Path(output) / named
     return Path(output.removesuffix(".json").removesuffix(".txt"))
@@ -164,15 +161,7 @@ def _side_name(side: Sequence[Reading]) -> str:
     return first if len(side) == 1 else f"{first}_and_{len(side) - 1}_more"
 
 
-def write(found: Comparison, base: Path) -> None:
-    """Write every file; missing folders are created."""
-    with summary_file.or_one_line(base, "written"):
-        base.parent.mkdir(parents=True, exist_ok=True)
-        for ending, name in FILES.items():
-            write_atomic(base.with_name(base.name + ending), FORMATS[name](found).encode())
-
-
-def exit_code(found: Comparison, fail_on: Sequence[str], limit: float | None) -> int:
+def _exit_code(found: Comparison, fail_on: Sequence[str], limit: float | None) -> int:
     """1 if a condition to fail applies. Without step times there is nothing to check, which must not pass."""
     if not fail_on and limit is None:
         return 0

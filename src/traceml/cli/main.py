@@ -6,9 +6,8 @@ import json
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from traceml import __version__
 from traceml.errors import CommandError, say
@@ -77,8 +76,7 @@ def number(least: int, most: int) -> Callable[[str], int]:
     return parse
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """A command is the function `main(words) -> exit code` in `traceml.cli.<name>`."""
 
     name: str
@@ -87,8 +85,7 @@ class Command:
 
     def load(self) -> Callable[[list[str]], int]:
         """Import the command. Commands that are not used are not imported."""
-        function: Callable[[list[str]], int] = import_module(f"traceml.cli.{self.name}").main
-        return function
+        return import_module(f"traceml.cli.{self.name}").main  # type: ignore[no-any-return]
 
 
 COMMANDS = (
@@ -132,7 +129,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _run(given)
+        if not given or given[0] in ("-h", "--help", "help"):
+            show(usage())
+            return 0 if given else 2
+        if given[0] in ("-V", "--version"):
+            show(f"traceml {__version__}\n")
+            return 0
+        command = next((c for c in COMMANDS if c.name == given[0]), None)
+        if command is None:
+            say(f"unknown command {given[0][:60]!r}; try `traceml run train.py` or `traceml --help`")
+            return 2
+        return command.load()(given[1:])
     except CommandError as problem:
         say(str(problem))
         return problem.exit_code
@@ -141,17 +148,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-
-
-def _run(given: list[str]) -> int:
-    if not given or given[0] in ("-h", "--help", "help"):
-        show(usage())
-        return 0 if given else 2
-    if given[0] in ("-V", "--version"):
-        show(f"traceml {__version__}\n")
-        return 0
-    command = next((c for c in COMMANDS if c.name == given[0]), None)
-    if command is None:
-        hint = "try `traceml run train.py` or `traceml --help`"
-        raise CommandError(f"unknown command {given[0][:60]!r}; {hint}")
-    return command.load()(given[1:])

@@ -13,8 +13,7 @@ from traceml.cli.main import Parser
 from traceml.errors import failsafe, say, say_once
 from traceml.monitor.live import LiveRun
 from traceml.settings import address_of
-from traceml.sinks import otlp, prometheus
-from traceml.sinks.figures import Figure, figures_of
+from traceml.sinks import metrics
 
 FRESH_S: Final = 1.0
 """A look at the run that is not older than this serves the next scrape too."""
@@ -25,17 +24,16 @@ class Watched:
     """The run, looked at when somebody asks."""
 
     def __init__(self, folder: Path) -> None:
-        self._run = LiveRun(folder)
+        self._look = failsafe("looking at the run", None)(LiveRun(folder).look)
         self._lock = threading.Lock()
         self._looked_s = -FRESH_S
-        self._figures: list[Figure] = []
-        self._look = failsafe("looking at the run", None)(self._run.look)
+        self._figures: list[metrics.Figure] = []
 
-    def figures(self, fresh: bool = False) -> list[Figure]:
+    def figures(self, fresh: bool = False) -> list[metrics.Figure]:
         with self._lock:
             if fresh or time.monotonic() - self._looked_s >= FRESH_S:
                 live = self._look()
-                self._figures = figures_of(live) if live is not None else []
+                self._figures = metrics.figures_of(live) if live is not None else []
                 self._looked_s = time.monotonic()
             return self._figures
 
@@ -49,20 +47,24 @@ def main(words: list[str]) -> int:
     given = parser.parse_args(words)
     folder = Path(given.folder)
     watched, ended = Watched(folder), threading.Event()
-    receiver = otlp.Receiver(given.otlp, os.environ) if given.otlp else None
+    collector = metrics.Collector(given.otlp, os.environ) if given.otlp else None
     if given.prometheus:
-        host, port = address_of(given.prometheus)
-        address = prometheus.serve(host, port, lambda: prometheus.render(watched.figures(), folder.name))
-        say(f"metrics: {address}")
+        address = address_of(given.prometheus)
+        url = metrics.serve_prometheus(
+            *address, lambda: metrics.prometheus_text(watched.figures(), folder.name)
+        )
+        say(f"metrics: {url}")
     threading.Thread(target=_wait_for_end, args=(ended,), daemon=True).start()
-    started_ns, every_s = time.time_ns(), _every_s()
-    while receiver is not None:
+    # As for any exporter, this variable says how often, in milliseconds.
+    every = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", "")
+    every_s = max(int(every) / 1e3, 0.1) if every.isascii() and every.isdigit() else EVERY_S
+    started_ns, host = time.time_ns(), socket.gethostname()
+    while collector is not None:
         is_over = ended.wait(every_s)
         figures = watched.figures(fresh=True)
-        host = socket.gethostname()
-        body = otlp.encode(figures, folder.name, host, started_ns, time.time_ns(), __version__)
-        if (problem := receiver.post(body)) is not None:
-            say_once(f"no metrics reach {receiver.url} ({problem}); trying again")
+        body = metrics.otlp_request(figures, folder.name, host, started_ns, time.time_ns(), __version__)
+        if (problem := collector.post(body)) is not None:
+            say_once(f"no metrics reach {collector.url} ({problem}); trying again")
         if is_over:
             return 0
     ended.wait()
@@ -73,9 +75,3 @@ def _wait_for_end(ended: threading.Event) -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
     ended.set()
-
-
-def _every_s() -> float:
-    """As for any exporter, OTEL_METRIC_EXPORT_INTERVAL says how often, in milliseconds."""
-    given = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", "")
-    return max(int(given) / 1e3, 0.1) if given.isascii() and given.isdigit() else EVERY_S

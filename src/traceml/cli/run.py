@@ -17,9 +17,8 @@ from traceml.monitor.loop import Monitor, note_process
 from traceml.monitor.mirror import Mirror
 from traceml.monitor.relay.background import Relay
 from traceml.runs import folder as run_folder
-from traceml.schema.modes import WATCH_ONLY
-from traceml.settings import SETTINGS, Settings, is_disabled, resolve
-from traceml.settings_file import read_file_settings
+from traceml.schema import WATCH_ONLY
+from traceml.settings import SETTINGS, Settings, is_disabled, read_file_settings, resolve
 
 _BY_FLAG = {s.flag: s for s in SETTINGS}
 
@@ -134,53 +133,46 @@ def parse(words: list[str]) -> Parsed:
     on, or after `--args` or `--`, everything belongs to the script. After any other command everything
     belongs to the command. argparse cannot do this: it would look for our flags among the script's.
     """
-    parsed = Parsed()
-    rest = _take_flags(words, parsed)
-    if parsed.help:
+    parsed, rest = Parsed(), list(words)
+    _take_flags(rest, parsed)
+    if parsed.help or not rest:
         return parsed
-    if rest and rest[0] == "-m":
+    if rest[0] in ("--", "--args"):
+        raise CommandError("give a script, `-m module` or a command before the script's arguments")
+    if rest[0] == "-m":
         if len(rest) < 2:
             raise CommandError("-m needs a module name")
-        parsed.is_module, parsed.target, rest = True, rest[1], rest[2:]
-    elif rest and rest[0] in ("--", "--args"):
-        raise CommandError("give a script, `-m module` or a command before the script's arguments")
-    elif rest and rest[0].startswith("-"):
+        parsed.is_module = True
+        del rest[0]
+    elif rest[0].startswith("-"):
         raise CommandError(f"unknown flag {rest[0]}; `traceml run --help` lists them")
-    elif rest:
-        parsed.target, rest = rest[0], rest[1:]
+    parsed.target = rest.pop(0)
     if parsed.is_python:
-        rest = _take_flags(rest, parsed, in_script=True)
+        _take_flags(rest, parsed, in_script=True)
         if rest and rest[0] in ("--", "--args"):
-            rest = rest[1:]
+            del rest[0]
     parsed.arguments = rest
     return parsed
 
 
-def _take_flags(words: list[str], parsed: Parsed, in_script: bool = False) -> list[str]:
-    """Take our flags off the front; returns what is left."""
-    at = 0
-    while at < len(words):
-        word = words[at]
-        name, equals, value = word.partition("=")
-        if word in ("-h", "--help") and not in_script:
+def _take_flags(words: list[str], parsed: Parsed, in_script: bool = False) -> None:
+    """Take our flags off the front."""
+    while words:
+        name, equals, value = words[0].partition("=")
+        if words[0] in ("-h", "--help") and not in_script:
             parsed.help = True
-        elif word == "--disable-traceml":
+        elif words[0] == "--disable-traceml":
             parsed.disabled = True
-        elif name in _BY_FLAG:
-            setting = _BY_FLAG[name]
-            if setting.is_switch and not equals:
-                value = "1"
-            elif not equals:
-                at += 1
-                if at >= len(words):
+        elif (setting := _BY_FLAG.get(name)) is not None:
+            if setting.value and not equals:
+                if len(words) == 1:
                     raise CommandError(f"{name} needs a value: {setting.help}")
-                value = words[at]
-            parsed.flags[setting.key] = value
+                value = words.pop(1)
+            parsed.flags[setting.key] = value if setting.value or equals else "1"
             parsed.flags_in_script |= in_script
         else:
-            return words[at:]
-        at += 1
-    return []
+            return
+        del words[0]
 
 
 USAGE = """\

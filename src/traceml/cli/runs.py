@@ -1,8 +1,8 @@
 """`traceml runs`: the runs in a folder with date, status, steps, step time and verdict."""
 
-from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -10,17 +10,16 @@ from traceml.cli.main import Parser, one_of, show
 from traceml.errors import printable
 from traceml.present.runs_text import render
 from traceml.runs import summary_file
-from traceml.runs.listing import list_runs
-from traceml.schema.summary import ListedRun
 
-COLUMNS: Final[dict[str, Callable[[ListedRun], Any]]] = {
-    "date": lambda run: run.started_at,
-    "name": lambda run: run.name,
-    "step-time": lambda run: run.step_ms,
-    "steps": lambda run: run.steps,
-    "verdict": lambda run: run.verdict,
-    "exit": lambda run: run.exit_code,
+COLUMNS: Final = {
+    "date": "started_at",
+    "name": "name",
+    "step-time": "step_ms",
+    "steps": "steps",
+    "verdict": "verdict",
+    "exit": "exit_code",
 }
+"""What to sort by, and the field of a listed run that has it."""
 DESCRIPTION: Final = "List the runs in a folder: date, status, exit code, steps, step time and verdict."
 EPILOG: Final = """\
 examples:
@@ -42,7 +41,10 @@ def main(words: list[str]) -> int:
         logs.absolute()  # fails in a folder that has been removed
     # Before the first run there is no folder, and that is no error.
     is_new = given.logs == parser.get_default("logs") and not summary_file.exists(logs)
-    runs = [] if is_new else in_order(list_runs(logs), given.sort, given.reverse)
+    runs = [] if is_new else summary_file.list_runs(logs)
+    key = attrgetter(COLUMNS[given.sort])
+    known = sorted((run for run in runs if key(run) is not None), key=key, reverse=given.reverse)
+    runs = known + [run for run in runs if key(run) is None]  # without the value: last in either order
     if given.json:
         show(msgspec.json.format(msgspec.json.encode(runs), indent=2).decode() + "\n", is_json=True)
     elif runs:
@@ -50,10 +52,3 @@ def main(words: list[str]) -> int:
     else:
         show(f"No runs in {printable(given.logs)}. `traceml run train.py` creates one.\n")
     return 0
-
-
-def in_order(runs: list[ListedRun], column: str, reverse: bool) -> list[ListedRun]:
-    """Sorted. A run without the value comes last in either order."""
-    key = COLUMNS[column]
-    known = sorted((run for run in runs if key(run) is not None), key=key, reverse=reverse)
-    return known + [run for run in runs if key(run) is None]

@@ -1,6 +1,7 @@
 """`traceml ui`: the runs of a folder in the browser, finished and running ones."""
 
 import argparse
+import contextlib
 import getpass
 import os
 import secrets
@@ -40,7 +41,15 @@ On a remote machine, keep the default --host and forward the port with the ssh l
 
 def main(words: list[str]) -> int:
     """Serve until Ctrl-C. As the companion of `traceml run`, until that ends."""
-    given = parser().parse_args(words)
+    parser = Parser("traceml ui", "traceml ui [DIR] [options]", DESCRIPTION, EPILOG)
+    parser.option("logs", "DIR", "folder with the runs, or a run (default: logs)", nargs="?", default="logs")
+    host = "address to listen on (default: this machine only, 127.0.0.1)"
+    parser.option("--host", None, host, default=LOOPBACK[0])
+    port = f"port; if it is busy, another (default: {PORT})"
+    parser.option("--port", None, port, type=number(0, 65_535), default=PORT)
+    parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
+    parser.add_argument("--companion", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args(words)
     try:
         _serve(given)
     except CommandError as problem:
@@ -48,19 +57,6 @@ def main(words: list[str]) -> int:
             raise
         raise CommandError(f"no dashboard: {problem}; training goes on") from None
     return 0
-
-
-def parser() -> Parser:
-    """The options."""
-    made = Parser("traceml ui", "traceml ui [DIR] [options]", DESCRIPTION, EPILOG)
-    made.option("logs", "DIR", "folder with the runs, or a run (default: logs)", nargs="?", default="logs")
-    host = "address to listen on (default: this machine only, 127.0.0.1)"
-    made.option("--host", None, host, default=LOOPBACK[0])
-    port = f"port; if it is busy, another (default: {PORT})"
-    made.option("--port", None, port, type=number(0, 65_535), default=PORT)
-    made.add_argument("--no-browser", action="store_true", help="do not open a browser")
-    made.add_argument("--companion", action="store_true", help=argparse.SUPPRESS)
-    return made
 
 
 def _serve(given: argparse.Namespace) -> None:
@@ -71,30 +67,40 @@ def _serve(given: argparse.Namespace) -> None:
         from traceml.serve.watched import Watchers
     except ImportError as problem:
         raise CommandError(f"{problem.name} is missing here; pip install starlette uvicorn") from None
-    logs, run = place_of(given.logs)
+    logs, run = _place_of(given.logs)
     token = secrets.token_urlsafe(24)
     base = base_of(token)
     content = page(msgspec.json.encode({"kind": "live", "base": base}))
     watchers = Watchers()
-    site = Site(logs, content, watchers, lambda a, b: comparison(logs, a, b))
+
+    def comparison(*names: str) -> bytes:
+        """What `traceml compare --html` puts into its page."""
+        one, other = ([current(summary_file.locate(str(logs / name), logs))] for name in names)
+        return page_data(compared(one, other))
+
+    site = Site(logs, content, watchers, comparison)
     guard = Guard(site.app(), token, hosts_of(given.host), policy(content))
     listener = listen(given.host, given.port)
     port = listener.getsockname()[1]
     if given.port not in (0, port):
         say(f"port {given.port} is busy; using {port}")
-    url = f"http://{shown_host(given.host)}:{port}{base}{f'#/run/{quote(run)}' if run else ''}"
+    host = socket.gethostname() if given.host in WILDCARD else given.host
+    host = f"[{host}]" if ":" in host else host
+    url = f"http://{host}:{port}{base}{f'#/run/{quote(run)}' if run else ''}"
 
     def when_up() -> None:
         say(f"dashboard: {url}")
-        if line := ssh_line(port, given.host, os.environ):
+        if line := _ssh_line(port, given.host, os.environ):
             say(line)
-        if not given.no_browser and (command := browser(os.environ)):
-            _open(command, url)
+        if not given.no_browser and (command := _browser(os.environ)):
+            null = subprocess.DEVNULL
+            with contextlib.suppress(OSError):  # the address is on the screen
+                subprocess.Popen([command, url], start_new_session=True, stdin=null, stdout=null, stderr=null)
 
     serve(guard, listener, watchers, when_up, given.companion)
 
 
-def place_of(given: str) -> tuple[Path, str | None]:
+def _place_of(given: str) -> tuple[Path, str | None]:
     """The folder with the runs and, if a run was given, its name."""
     path = summary_file.find(given, Path("logs"))
     if not path.is_dir():
@@ -105,19 +111,7 @@ def place_of(given: str) -> tuple[Path, str | None]:
     return path, None
 
 
-def comparison(logs: Path, a: str, b: str) -> bytes:
-    """What `traceml compare --html` puts into its page."""
-    one, other = ([current(summary_file.locate(str(logs / name), logs))] for name in (a, b))
-    return page_data(compared(one, other))
-
-
-def shown_host(host: str) -> str:
-    """The host in the address that people open."""
-    name = socket.gethostname() if host in WILDCARD else host
-    return f"[{name}]" if ":" in name else name
-
-
-def ssh_line(port: int, host: str, environment: Mapping[str, str]) -> str | None:
+def _ssh_line(port: int, host: str, environment: Mapping[str, str]) -> str | None:
     """Over ssh: how to reach this port from where the user sits."""
     if "SSH_CONNECTION" not in environment or host not in (*LOOPBACK, *WILDCARD):
         return None
@@ -129,7 +123,7 @@ def ssh_line(port: int, host: str, environment: Mapping[str, str]) -> str | None
     return f"to open it on your own machine, first run there: {here}"
 
 
-def browser(environment: Mapping[str, str]) -> str | None:
+def _browser(environment: Mapping[str, str]) -> str | None:
     """The command that opens an address on this desktop; None if there is no desktop, or it is elsewhere."""
     if "SSH_CONNECTION" in environment:
         return None
@@ -137,11 +131,3 @@ def browser(environment: Mapping[str, str]) -> str | None:
         return shutil.which("open")
     has_screen = any(environment.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
     return shutil.which("xdg-open") if has_screen else None
-
-
-def _open(command: str, url: str) -> None:
-    null = subprocess.DEVNULL
-    try:
-        subprocess.Popen([command, url], start_new_session=True, stdin=null, stdout=null, stderr=null)
-    except OSError:
-        pass  # the address is on the screen

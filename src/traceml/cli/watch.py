@@ -17,9 +17,8 @@ from traceml.monitor.live import LiveRun, find_run
 from traceml.present.status_line import status_line
 from traceml.present.text import render
 from traceml.runs.manifest import OUTPUT_LOG, read_manifest, recorded_at
-from traceml.schema.modes import WATCH_ONLY
-from traceml.settings import resolve
-from traceml.settings_file import read_file_settings
+from traceml.schema import WATCH_ONLY
+from traceml.settings import read_file_settings, resolve
 
 USAGE: Final = """\
 usage: traceml watch RUN [--logs-dir DIR]
@@ -79,8 +78,12 @@ def attach(folder: Path) -> int:
     from traceml.present.terminal.ink import find_ink
 
     ink = find_ink(os.environ, sys.stderr.encoding)
+
+    def interrupt() -> None:
+        os.killpg(os.getpgrp(), signal.SIGINT)  # as the terminal does with Ctrl-C: the whole job gets it
+
     output = OutputTail(recorded_at(folder, manifest) / OUTPUT_LOG)
-    app = LiveApp(run.look, output.read, ink, _interrupt if is_companion else None)
+    app = LiveApp(run.look, output.read, ink, interrupt if is_companion else None)
     try:
         app.run()
     except KeyboardInterrupt:
@@ -88,11 +91,6 @@ def attach(folder: Path) -> int:
     if not is_companion and app.shown.live is not None and app.shown.live.is_over:
         show(render(app.shown.live.summary))
     return app.return_code or 0
-
-
-def _interrupt() -> None:
-    """What the terminal does with Ctrl-C: the whole job gets it."""
-    os.killpg(os.getpgrp(), signal.SIGINT)
 
 
 def _follow(run: LiveRun) -> int:

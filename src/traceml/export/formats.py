@@ -4,14 +4,15 @@ import csv
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from math import isnan
 from pathlib import Path
 from typing import Any, Final
 
 from traceml.errors import CommandError
-from traceml.export.tables import MAYBE_WHOLE, NUMBER, TEXT, WHOLE, Table
+from traceml.export.tables import NUMBER, TEXT, WHOLE, Table
 from traceml.files import replacing
 
-SQL_TYPES: Final = {WHOLE: "INTEGER", MAYBE_WHOLE: "INTEGER", NUMBER: "REAL", TEXT: "TEXT"}
+SQL_TYPES: Final = {WHOLE: "INTEGER", NUMBER: "REAL", TEXT: "TEXT"}
 
 
 def write_csv(tables: Iterable[Table], folder: Path) -> int:
@@ -50,7 +51,7 @@ def write_parquet(tables: Iterable[Table], folder: Path) -> int:
         from pyarrow import parquet
     except ImportError:
         raise CommandError("--to parquet needs pyarrow: pip install pyarrow") from None
-    types = {WHOLE: pa.int64(), MAYBE_WHOLE: pa.int64(), NUMBER: pa.float64(), TEXT: pa.string()}
+    types = {WHOLE: pa.int64(), NUMBER: pa.float64(), TEXT: pa.string()}
     folder.mkdir(parents=True, exist_ok=True)
     count = 0
     for table in tables:
@@ -66,15 +67,14 @@ def write_parquet(tables: Iterable[Table], folder: Path) -> int:
 
 def _rows(table: Table) -> Iterator[tuple[Any, ...]]:
     """The rows as Python values; None is missing."""
-    return zip(*(_values(table[name].tolist(), kind) for name, kind in table.kinds.items()), strict=True)
-
-
-def _values(values: list[Any], kind: str) -> list[Any]:
-    if kind == NUMBER:
-        return [value if value == value else None for value in values]  # noqa: PLR0124 - NaN is not itself
-    if kind == MAYBE_WHOLE:
-        return [int(value) if value == value else None for value in values]  # noqa: PLR0124
-    return values
+    columns = []
+    for name, kind in table.kinds.items():
+        values = table[name].tolist()
+        if table[name].dtype.kind == "f":
+            made = int if kind == WHOLE else float
+            values = [None if isnan(value) else made(value) for value in values]
+        columns.append(values)
+    return zip(*columns, strict=True)
 
 
 def _distinct(names: Iterable[str]) -> list[str]:

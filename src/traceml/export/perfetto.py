@@ -16,7 +16,6 @@ import numpy as np
 from traceml.export.tables import NS_PER_MS, SPAN, Piece, RunTables, Table
 from traceml.files import replacing
 from traceml.schema import catalog as c
-from traceml.schema.recorded import RecordedEvent
 
 BEFORE: Final = ("wait_start", "validation", "checkpoint", "wait_other")
 """What a step begins with, because a step reaches from the end of the last one to its own end."""
@@ -60,8 +59,20 @@ def _entries(run: RunTables) -> Iterator[Entry]:
         yield from _named(numbers[id(rank)], name, {STEPS: "steps and phases", EVENTS: "events"})
         yield from _steps(piece, numbers[id(rank)], zero_ns)
     yield from _samples(samples, zero_ns)
-    for event, about in run.events():
-        yield _event(event, numbers.get(id(about), 0), (run.when(event, about) - zero_ns) / NS_PER_US)
+    for event, rank_of_it in run.events():
+        args = {"step": event.step, "message": event.message}
+        entry: Entry = {
+            "name": event.kind,
+            "cat": "event",
+            "pid": numbers.get(id(rank_of_it), 0),
+            "tid": EVENTS,
+        }
+        entry["ts"] = (run.when(event, rank_of_it) - zero_ns) / NS_PER_US
+        entry["args"] = {key: value for key, value in args.items() if value is not None}
+        took = (
+            {"ph": "X", "dur": event.duration_ns / NS_PER_US} if event.duration_ns else {"ph": "i", "s": "p"}
+        )
+        yield {**entry, **took}
 
 
 def _named(pid: int, name: str, threads: dict[int, str]) -> Iterator[Entry]:
@@ -71,20 +82,15 @@ def _named(pid: int, name: str, threads: dict[int, str]) -> Iterator[Entry]:
         yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": thread}}
 
 
-def _phase_order(steps: Piece) -> dict[str, str]:
-    """Column to label of the phases, in the order in which they are drawn."""
-    labels = {p.key: p.label for p in c.PHASES} | {w.key: f"Wait ({w.where})" for w in c.WAIT_PLACES}
-    users = [name.removesuffix("_ms") for name in steps if name.startswith("user.")]
-    labels |= {name: name.removeprefix("user.") for name in users}
-    known = (*BEFORE, *users, *ORDER)
-    return {f"{key}_ms": labels[key] for key in (*known, *(k for k in labels if k not in known))}
-
-
 def _steps(piece: Piece, pid: int, zero_ns: int) -> Iterator[Entry]:
     """A slice for each step, and inside it one for each phase that took time."""
+    labels = {p.key: p.label for p in c.PHASES} | {w.key: f"Wait ({w.where})" for w in c.WAIT_PLACES}
+    users = [name.removesuffix("_ms") for name in piece if name.startswith("user.")]
+    labels |= {name: name.removeprefix("user.") for name in users}
+    known = (*BEFORE, *users, *ORDER)
     columns = [
-        (label, np.rint(np.nan_to_num(piece[key]) * NS_PER_MS).astype(np.int64).tolist())
-        for key, label in _phase_order(piece).items()
+        (labels[key], np.rint(np.nan_to_num(piece[f"{key}_ms"]) * NS_PER_MS).astype(np.int64).tolist())
+        for key in (*known, *(key for key in labels if key not in known))
     ]
     begins, ends = ((piece[key] - zero_ns).tolist() for key in SPAN)
     for at, (step, now, end) in enumerate(zip(piece["step"].tolist(), begins, ends, strict=True)):
@@ -119,12 +125,3 @@ def _samples(table: Table, zero_ns: int) -> Iterator[Entry]:
         for node, ts, value in zip(nodes, times, table[metric.key].tolist(), strict=True):
             if not math.isnan(value):
                 yield _counter(metric.label, NODES_FROM + node, ts, {metric.unit: value})
-
-
-def _event(event: RecordedEvent, pid: int, ts: float) -> Entry:
-    args = {"step": event.step, "message": event.message}
-    about: Entry = {"name": event.kind, "cat": "event", "pid": pid, "tid": EVENTS, "ts": ts}
-    about["args"] = {key: value for key, value in args.items() if value is not None}
-    if event.duration_ns:
-        return {**about, "ph": "X", "dur": event.duration_ns / NS_PER_US}
-    return {**about, "ph": "i", "s": "p"}

@@ -18,7 +18,7 @@ from traceml.files import open_regular
 from traceml.monitor.launch import given_environment
 from traceml.monitor.signals import in_foreground
 from traceml.runs.manifest import OUTPUT_LOG
-from traceml.schema.modes import WATCH_ONLY
+from traceml.schema import WATCH_ONLY
 from traceml.settings import Settings
 
 STATUS_EVERY_S = 30.0

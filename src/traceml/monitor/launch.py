@@ -19,9 +19,9 @@ from traceml.settings import (
     LAUNCH_KEYS,
     Settings,
     for_training,
-    resolve_launch,
+    read_file_settings,
+    resolve,
 )
-from traceml.settings_file import read_file_settings
 
 LAUNCHERS: Final = (
     "torch.distributed.run",
@@ -222,7 +222,7 @@ def run_disabled(target: str, arguments: list[str], is_module: bool, flags: Mapp
         values: dict[str, Any] = read_file_settings(Path())[0]
     except (CommandError, ImportError, OSError, RecursionError, ValueError):
         values = {}
-    settings = resolve_launch(flags, values, environment)
+    settings = resolve(flags, values, environment=environment, only=LAUNCH_KEYS)
     if not is_python(target, is_module) or (settings.nproc_per_node is None and settings.nnodes == 1):
         return become(plain, environment)
     # With a name, Slurm's variables need no look into the logs folder for a free one.

@@ -10,11 +10,11 @@ from traceml.errors import CommandError
 from traceml.monitor.result import build
 from traceml.recording.tail import Tail, live_tail
 from traceml.runs import summary_file
-from traceml.runs.liveness import is_going_on
+from traceml.runs.liveness import sign_of_life
 from traceml.runs.manifest import SUMMARY_JSON, read_manifest, recorded_at
+from traceml.schema import WATCH_ONLY
 from traceml.schema import live as state
 from traceml.schema.live import Live
-from traceml.schema.modes import WATCH_ONLY
 from traceml.schema.summary import Summary
 
 STALE_S: Final = 10.0
@@ -47,7 +47,7 @@ class LiveRun:
         self._looks += 1
         manifest, now = read_manifest(self.folder), time.monotonic()
         if now - self._asked >= ALIVE_EVERY_S:
-            self._asked, self._lives = now, is_going_on(self.folder, manifest)
+            self._asked, self._lives = now, sign_of_life(self.folder, manifest) is not None
         if not self._lives:
             manifest = read_manifest(self.folder)  # the last thing that a monitor does is to write
         ended = not manifest or manifest.get("status", "running") != "running"

@@ -11,7 +11,7 @@ from traceml.errors import failsafe, say
 from traceml.monitor.machine import environment_facts, oom_kills, oom_kills_since, usable_cores
 from traceml.recording import layout
 from traceml.runs import manifest as manifests
-from traceml.schema.modes import WATCH_ONLY
+from traceml.schema import WATCH_ONLY
 from traceml.settings import Settings
 
 REQUEST_EVERY_S: Final = 0.1

@@ -287,7 +287,7 @@ class ExitTimes:
 def wait_status(pid: int, descriptor: int) -> int | None:
     """How a process ended, as `waitpid` would tell its parent: before that has asked, /proc shows it; then
     the kernel still tells whoever holds a pidfd, from Linux 6.15 on."""
-    fields = stat_fields(pid) or []
+    fields = stat_fields(pid)
     if len(fields) > EXIT_FIELD and fields[0] == "Z":
         return int(fields[EXIT_FIELD])
     info = bytearray(INFO.size)

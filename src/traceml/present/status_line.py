@@ -1,9 +1,8 @@
 """One line about a running training, for logs without a terminal."""
 
-from traceml.schema import fmt
+from traceml.schema import WATCH_ONLY, fmt
 from traceml.schema import live as state
 from traceml.schema.live import Live
-from traceml.schema.modes import WATCH_ONLY
 from traceml.schema.summary import MetricStat
 
 

@@ -4,9 +4,8 @@ from typing import Final
 
 from traceml.present import layers as layer_rows
 from traceml.present.columns import RULE, page, spread, table, wrap
-from traceml.schema import fmt
+from traceml.schema import WATCH_ONLY, fmt
 from traceml.schema.catalog import Metric
-from traceml.schema.modes import WATCH_ONLY
 from traceml.schema.summary import MetricStat, Section, Summary
 
 LONGEST_NAME: Final = 36

@@ -15,8 +15,7 @@ from traceml.recording import layout
 from traceml.runs.liveness import monitor_lives
 from traceml.runs.manifest import MANIFEST, mark_as_run, read_manifest
 
-RECORDING: Final = layout.FOLDER
-ENDED: Final = layout.ENDED
+RECORDING, ENDED = layout.FOLDER, layout.ENDED
 ANSWER_S: Final = 10.0
 MOST_STEM_BYTES: Final = 150
 """Of a script's name in the run's: file systems take 255, and the time and a number follow."""
@@ -97,14 +96,13 @@ def _temporary_folder(place: str) -> Path:
 
 def _answered(work: Callable[[], Path]) -> Path:
     """What `work` returns or raises; OSError if the file system does not answer, as a network's may not."""
-    made: list[Path] = []
-    raised: list[Exception] = []
+    answer: list[Path | Exception] = []
 
     def run() -> None:
         try:
-            made.append(work())
+            answer.append(work())
         except (OSError, CommandError) as problem:
-            raised.append(problem)
+            answer.append(problem)
 
     thread = threading.Thread(target=run, daemon=True)
     try:
@@ -113,11 +111,11 @@ def _answered(work: Callable[[], Path]) -> Path:
         run()
     else:
         thread.join(ANSWER_S)
-    if raised:
-        raise raised[0]
-    if not made:
+    if not answer:
         raise OSError(errno.ETIMEDOUT, f"no answer for {ANSWER_S:.0f} s")
-    return made[0]
+    if isinstance(answer[0], Exception):
+        raise answer[0]
+    return answer[0]
 
 
 def _claim(logs: Path, name: str, explicit: bool, overwrite: bool) -> Path:

@@ -29,7 +29,15 @@ _held: list[int] = []
 
 def this_process() -> dict[str, Any]:
     """What identifies this process on this machine for good, with its id."""
-    return {"started": start_time(os.getpid()), "boot": _boot(), "namespace": _namespace()}
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except (OSError, ValueError):
+        boot = socket.gethostname()
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        namespace = None
+    return {"started": start_time(os.getpid()), "boot": boot, "namespace": namespace}
 
 
 def hold(run_dir: Path) -> None:
@@ -42,18 +50,20 @@ def hold(run_dir: Path) -> None:
 
 def monitor_lives(run_dir: Path, manifest: dict[str, Any]) -> bool | None:
     """Whether the monitor that wrote this manifest still runs; None if that cannot be seen from here."""
-    pid, who = manifest.get("monitor_pid"), manifest.get("monitor_process")
+    pid, who, here = manifest.get("monitor_pid"), manifest.get("monitor_process"), this_process()
     environment = manifest.get("environment")
     host = environment.get("host") if isinstance(environment, dict) else None
     is_same_host = host in (None, socket.gethostname())
     if not isinstance(who, dict):  # written before this was kept
         return is_alive(pid) if is_same_host else None
-    if who.get("boot") != _boot():
+    if who.get("boot") != here["boot"]:
         return False if is_same_host else None  # restarted since, or another machine
-    if who.get("namespace") != _namespace():
+    if who.get("namespace") != here["namespace"]:
         return _is_held(run_dir)
-    started = start_time(pid) if is_alive(pid) else None
-    return is_alive(pid) and (None in (started, who.get("started")) or started == who["started"])
+    if not is_alive(pid):
+        return False
+    started, wanted = start_time(pid), who.get("started")
+    return None in (started, wanted) or started == wanted
 
 
 def is_alive(pid: Any) -> bool:
@@ -66,44 +76,36 @@ def is_alive(pid: Any) -> bool:
         return False
     except PermissionError:
         pass  # somebody else's
-    return (stat_fields(pid) or "R")[0] not in "ZX"
+    return [*stat_fields(pid), "R"][0] not in "ZX"
 
 
 def is_running(pid: int) -> bool:
     """Alive, and known to be so: where /proc does not show it, it is not."""
-    return (stat_fields(pid) or "X")[0] not in "ZX"
+    return [*stat_fields(pid), "X"][0] not in "ZX"
 
 
 def start_time(pid: Any) -> int | None:
     """When the process started, in clock ticks since the boot; None where that is not known."""
     fields = stat_fields(pid)
-    return int(fields[19]) if fields and len(fields) > 19 else None
+    return int(fields[19]) if len(fields) > 19 else None
 
 
-def parent_of(pid: int) -> int | None:
-    """The process that started this one; None where that is not known."""
-    fields = stat_fields(pid)
-    return int(fields[1]) if fields else None
-
-
-def is_going_on(run_dir: Path, manifest: dict[str, Any]) -> bool:
-    """Whether a run that has not been ended is watched or trains; from afar, whether it still writes."""
+def sign_of_life(run_dir: Path, manifest: dict[str, Any]) -> str | None:
+    """Of a run that nobody ended: None if it is over all the same, else what a view should note about it."""
     lives = monitor_lives(run_dir, manifest)
-    return lives or (lives is None and was_written_recently(run_dir)) or still_trains(run_dir, manifest)
-
-
-def was_written_recently(run_dir: Path) -> bool:
-    """The only sign of life of processes that cannot be seen from here."""
-    newest = 0.0
-    try:
-        with os.scandir(run_dir / layout.FOLDER) as entries:
+    if lives:
+        return ""
+    if lives is None:  # recent writes are the only sign of processes that cannot be seen from here
+        with contextlib.suppress(OSError), os.scandir(run_dir / layout.FOLDER) as entries:
             newest = max((entry.stat().st_mtime for entry in entries), default=0.0)
-    except OSError:
-        pass
-    return abs(time.time() - newest) < RECENT_S
+            if abs(time.time() - newest) < RECENT_S:
+                return "The run is on another machine or container, and wrote a moment ago."
+    if _still_trains(run_dir, manifest):
+        return "The monitor has ended; training goes on and is still recorded."
+    return None
 
 
-def still_trains(run_dir: Path, manifest: dict[str, Any]) -> bool:
+def _still_trains(run_dir: Path, manifest: dict[str, Any]) -> bool:
     """Whether a rank of this machine goes on, though nobody may watch it any more."""
     # Imported only here: `traceml run` asks for `monitor_lives` before it starts the command.
     import psutil
@@ -112,8 +114,8 @@ def still_trains(run_dir: Path, manifest: dict[str, Any]) -> bool:
 
     if not os.path.isdir(run_dir / layout.FOLDER):
         return False
-    who = manifest.get("monitor_process")
-    if isinstance(who, dict) and (who.get("boot"), who.get("namespace")) != (_boot(), _namespace()):
+    who, here = manifest.get("monitor_process"), this_process()
+    if isinstance(who, dict) and any(who.get(key) != here[key] for key in ("boot", "namespace")):
         return False  # its process ids mean others here
     host = socket.gethostname()
     for rank in live_tail(run_dir).local_ranks():
@@ -148,23 +150,9 @@ def _is_held(run_dir: Path) -> bool | None:
         os.close(descriptor)
 
 
-def stat_fields(pid: Any) -> list[str] | None:
-    """/proc/<pid>/stat from the state on; the name before it may hold anything."""
+def stat_fields(pid: Any) -> list[str]:
+    """/proc/<pid>/stat from the state on, empty if there is none; the name before it may hold anything."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode("ascii", "replace").split()
     except OSError:
-        return None
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except (OSError, ValueError):
-        return socket.gethostname()
-
-
-def _namespace() -> str | None:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return None
+        return []

@@ -13,7 +13,7 @@ from typing import Any, Final
 from traceml.errors import failsafe, say
 from traceml.files import read_whole, sound, write_atomic
 from traceml.recording import layout
-from traceml.runs.liveness import hold, monitor_lives, still_trains, this_process, was_written_recently
+from traceml.runs.liveness import hold, sign_of_life, this_process
 
 MANIFEST: Final = "manifest.json"
 SUMMARY_JSON: Final = "final_summary.json"
@@ -116,12 +116,14 @@ def how_it_ended(
     if asked:
         name = signal_name(asked[0])
         return "interrupted", "Ctrl-C (SIGINT)" if name == "SIGINT" else f"stopped by {name}"
-    if code is None:
-        return "completed", None
-    if code < 0:
-        name = signal_name(-code)
-        return "killed", f"killed by {name}{_why_killed(oom_kills) if name == 'SIGKILL' else ''}"
-    return ("completed", None) if code == 0 else ("failed", None)
+    if code is not None and code < 0:
+        name, why = signal_name(-code), ""
+        if name == "SIGKILL":
+            ended = "a" if oom_kills else "no"
+            why = f"; the kernel's OOM killer ended {ended} process during this run"
+            why = "; the kernel does this when memory runs out" if oom_kills is None else why
+        return "killed", f"killed by {name}{why}"
+    return "failed" if code else "completed", None
 
 
 def signal_name(number: int) -> str:
@@ -133,14 +135,6 @@ def signal_name(number: int) -> str:
         return f"SIGRTMIN+{number - first}" if 0 < first < number else f"signal {number}"
 
 
-def _why_killed(oom_kills: int | None) -> str:
-    if oom_kills is None:
-        return "; the kernel does this when memory runs out"
-    if oom_kills:
-        return "; the kernel's OOM killer ended a process during this run"
-    return "; the kernel's OOM killer ended no process during this run"
-
-
 def recovered_manifest(folder: Path) -> Manifest:
     """The manifest of a run whose monitor died: ended as far as the recording tells."""
     manifest = read_manifest(folder)
@@ -148,14 +142,12 @@ def recovered_manifest(folder: Path) -> Manifest:
         say(f"{folder}: no readable manifest; using the recording alone")
     if manifest.get("status", "running") != "running":
         return {"name": folder.name, **manifest}
-    lives = monitor_lives(folder, manifest)
-    if lives is None and was_written_recently(folder):
-        manifest["notes"] = ["The run is on another machine or container, and wrote a moment ago."]
-    elif not lives and still_trains(folder, manifest):
-        manifest["notes"] = ["The monitor has ended; training goes on and is still recorded."]
-    elif not lives:
+    sign = sign_of_life(folder, manifest)
+    if sign is None:
         manifest["status"] = "killed"
         manifest["reason"] = "the monitor ended before the run did; rebuilt from the recording"
+    elif sign:
+        manifest["notes"] = [sign]
     return {"name": folder.name, "status": "running", **manifest}
 
 

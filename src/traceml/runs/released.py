@@ -11,8 +11,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from traceml.runs.untrusted import Document, our_names, without_nulls
 from traceml.schema import summary as ours
+from traceml.schema.catalog import METRICS
 
 T = TypeVar("T")
 
@@ -21,19 +21,6 @@ SECTIONS: Final = ("step_time", "step_memory", "system", "process")
 CLOSES: Final = 0.02
 """Phases add up to a step if their sum differs from it by at most this share."""
 
-KEYS: Final = {
-    "step_time": (
-        *("step_ms", "input_ms", "h2d_ms", "forward_ms", "backward_ms", "optimizer_ms"),
-        *("wait_ms", "compute_ms"),
-    ),
-    "step_memory": ("peak_allocated_bytes", "peak_reserved_bytes"),
-    "system": (
-        *("cpu_percent", "ram_bytes", "ram_percent", "gpu_util_percent"),
-        *("gpu_mem_bytes", "gpu_mem_percent", "gpu_temp_c", "gpu_power_w"),
-    ),
-    "process": ("cpu_percent", "rss_bytes", "gpu_mem_used_bytes", "gpu_mem_reserved_bytes"),
-}
-"""For each section: those of our metrics that the released package has too."""
 THEIR_NAMES: Final = {
     "step_ms": ("step_time_ms", "total_step_ms", "step_ms"),
     "input_ms": ("input_wait_ms", "dataloader_ms", "dataloader_fetch_ms", "input_ms"),
@@ -95,7 +82,9 @@ class _Section(msgspec.Struct):
     groups: _Groups = msgspec.field(default_factory=_Groups)
 
 
-class _File(msgspec.Struct):
+class File(msgspec.Struct):
+    """All of it that we read."""
+
     generated_at: str | None = None
     duration_s: float | None = None
     meta: _Facts = msgspec.field(default_factory=_Facts)
@@ -121,13 +110,16 @@ def version(data: dict[str, Any]) -> float:
         return 0.0
 
 
-def convert(document: Document, number: float) -> ours.Summary:
+def convert(file: File, number: float) -> ours.Summary:
     """The whole file, as far as it goes."""
-    file = document.convert(_File, our_names(without_nulls(document.data)))
     step_time = _section(file.step_time, "step_time")
     context = {key: file.run_context.get(key, _Facts()) for key in ("run", "execution")}
     world = file.meta.world_size or context["execution"].expected_world_size
     steps = step_time.window.num_steps
+    primary = file.primary_diagnosis
+    if primary == ours.Primary():  # that of the step time is nearest to it
+        nearest = {f.name: getattr(step_time.diagnosis, f.name) for f in fields(ours.Finding)}
+        primary = ours.Primary(**nearest)
     return ours.Summary(
         run=ours.Run(
             name=file.meta.run_name,
@@ -143,7 +135,7 @@ def convert(document: Document, number: float) -> ours.Summary:
             mode=file.meta.mode,
             notes=[f"Written by the released TraceML package (schema {number:g})."],
         ),
-        primary_diagnosis=_primary(file.primary_diagnosis, step_time.diagnosis),
+        primary_diagnosis=primary,
         step_time=step_time,
         step_memory=_section(file.step_memory, "step_memory"),
         system=_section(file.system, "system"),
@@ -153,42 +145,41 @@ def convert(document: Document, number: float) -> ours.Summary:
     )
 
 
-def _primary(given: ours.Primary, step_time: ours.Finding) -> ours.Primary:
-    """A file without a primary diagnosis gets that of the step time, which is nearest to it."""
-    nearest = {f.name: getattr(step_time, f.name) for f in fields(ours.Finding)}
-    return given if given != ours.Primary() else ours.Primary(**nearest)
-
-
 def _section(given: _Section, name: str) -> ours.Section:
-    overall, keys = given.overall, KEYS[name]
+    overall, keys = given.overall, [metric.key for metric in METRICS if metric.section == name]
     average = _renamed(overall.average, keys)
     median, worst = _renamed(overall.median, keys), _renamed(overall.worst, keys)
     rows = {key: row for key, row in given.groups.rows.items() if _is_index(key)}
     numbers = {key: _renamed(row.metrics, keys) for key, row in rows.items()}
-    shares: dict[str, float | None] = {}
-    if name == "step_time":
-        if _leaves_out_input(average):
-            _add_input([average, *numbers.values()], [median, worst])
-        shares = {key: _share(key, average, [*numbers.values()]) for key in keys}
-    members = {key: _member(row.identity, numbers[key], keys) for key, row in rows.items()}
+    _add_input(average, [*numbers.values()], [median, worst])
+    metrics, members = {}, {}
+    for key in keys:
+        middle, most = (
+            ours.RankValue(value.value, int(value.idx) if _is_index(value.idx) else None)
+            for value in (median.get(key, _Value()), worst.get(key, _Value()))
+        )
+        skew = most.value / middle.value - 1 if most.value is not None and middle.value else None
+        share = _share(key, average, [*numbers.values()]) if key.endswith("_ms") else None
+        metrics[key] = ours.MetricStat(average.get(key), middle, most, skew=skew, share=share)
+    for index, row in rows.items():
+        who = row.identity
+        identity = ours.Identity(node_rank=who.node_rank, local_rank=who.local_rank, host=who.hostname)
+        members[index] = ours.Member(identity, {key: numbers[index].get(key) for key in keys})
     by_node = given.groups.by == "node_rank"
     return ours.Section(
         diagnosis=given.diagnosis,
         issues=given.issues,
         window=_window(overall.window, name, has_memory="peak_allocated_bytes" in average),
-        metrics={
-            key: _stat(average.get(key), median.get(key, _Value()), worst.get(key, _Value()), shares.get(key))
-            for key in keys
-        },
+        metrics=metrics,
         ranks={} if by_node else members,
         nodes=members if by_node else {},
     )
 
 
-def _renamed(values: dict[str, T], keys: tuple[str, ...]) -> dict[str, T]:
+def _renamed(values: dict[str, T], keys: list[str]) -> dict[str, T]:
     """The values that are there, under our keys."""
-    found = {key: [n for n in THEIR_NAMES.get(key, (key,)) if n in values] for key in keys}
-    return {key: values[names[0]] for key, names in found.items() if names}
+    found = {key: next((n for n in THEIR_NAMES.get(key, (key,)) if n in values), None) for key in keys}
+    return {key: values[name] for key, name in found.items() if name is not None}
 
 
 def _window(window: _Facts, name: str, has_memory: bool) -> ours.SectionWindow:
@@ -208,32 +199,18 @@ def _is_index(key: str) -> bool:
     return key.isascii() and key.isdigit() and len(key) < 10
 
 
-def _stat(average: float | None, median: _Value, worst: _Value, share: float | None) -> ours.MetricStat:
-    middle, most = (
-        ours.RankValue(v.value, int(v.idx) if _is_index(v.idx) else None) for v in (median, worst)
-    )
-    skew = most.value / middle.value - 1 if most.value is not None and middle.value else None
-    return ours.MetricStat(average, middle, most, skew=skew, share=share)
-
-
-def _member(who: _Facts, numbers: dict[str, float], keys: tuple[str, ...]) -> ours.Member:
-    identity = ours.Identity(node_rank=who.node_rank, local_rank=who.local_rank, host=who.hostname)
-    return ours.Member(identity, {key: numbers.get(key) for key in keys})
-
-
-def _leaves_out_input(average: dict[str, float]) -> bool:
-    """Whether the other phases add up to the step time without the wait for input, but not with it."""
-    step, fetch = average.get("step_ms"), average.get("input_ms")
-    if not step or not fetch or "compute_ms" not in average:
-        return False
+def _add_input(
+    average: dict[str, float], ranks: list[dict[str, float]], values: list[dict[str, _Value]]
+) -> None:
+    """Count the wait for input in the step time, if the other phases add up to that without it only."""
+    step_ms, input_ms = average.get("step_ms"), average.get("input_ms")
+    if not step_ms or not input_ms or "compute_ms" not in average:
+        return
     rest = sum(average.get(key, 0.0) for key in ("compute_ms", "h2d_ms", "wait_ms"))
-    return abs(rest - step) <= CLOSES * step < abs(rest + fetch - step)
-
-
-def _add_input(numbers: list[dict[str, float]], values: list[dict[str, _Value]]) -> None:
-    """Count the wait for input in the step time."""
-    for of_one in numbers:
-        of_one["step_ms"] = of_one.get("step_ms", 0.0) + of_one.get("input_ms", 0.0)
+    if not abs(rest - step_ms) <= CLOSES * step_ms < abs(rest + input_ms - step_ms):
+        return
+    for numbers in (average, *ranks):
+        numbers["step_ms"] = numbers.get("step_ms", 0.0) + numbers.get("input_ms", 0.0)
     for stat in values:
         step, fetch = stat.get("step_ms", _Value()), stat.get("input_ms", _Value())
         if step.value is not None:
@@ -243,11 +220,7 @@ def _add_input(numbers: list[dict[str, float]], values: list[dict[str, _Value]])
 def _share(key: str, average: dict[str, float], ranks: list[dict[str, float]]) -> float | None:
     """Median of the ranks' shares of step time; if no rank has one, the share of the averages."""
     for group in (ranks, [average]):
-        shares = [
-            numbers[key] / numbers["step_ms"]
-            for numbers in group
-            if key in numbers and numbers.get("step_ms")
-        ]
+        shares = [one[key] / one["step_ms"] for one in group if key in one and one.get("step_ms")]
         if shares:
             return statistics.median(shares)
     return None

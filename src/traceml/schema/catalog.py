@@ -4,15 +4,15 @@ No other module spells a phase's key as a literal to decide what to record or to
 phases they are about through the constants below.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 USER_SLOTS: Final = 6
 """How many different `traceml.phase(...)` names a rank can record; further names share the last slot."""
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
+class Phase(NamedTuple):
     """One thing that the training thread can be doing."""
 
     key: str
@@ -44,8 +44,7 @@ FIRST_USER: Final = len(PHASES)
 FIRST_WAIT: Final = FIRST_USER + USER_SLOTS
 
 
-@dataclass(frozen=True, slots=True)
-class WaitPlace:
+class WaitPlace(NamedTuple):
     """Where in the step unattributed time sits: `wait` is the sum of these."""
 
     key: str
@@ -72,32 +71,18 @@ FLAG_RSS: Final = 1 << 19
 FLAG_DEVICE_MEMORY: Final = 1 << 20
 """Bits 0..15 of a row's `flags` say which phases were measured; these say the rest."""
 
+_SLOTS: Final = (*(p.key for p in PHASES), *(f"user{i}" for i in range(USER_SLOTS)))
+_WAITS: Final = tuple(w.key for w in WAIT_PLACES)
+_MEMORY: Final = ("rss_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
+_COUNTS: Final = (
+    *("samples", "tokens", "flags", "micro_batches", "switches"),
+    *("busy_wait_us", "gc_us", "gc_wait_us"),
+)
 STEP_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
-    ("step", "q"),
-    ("begin_ns", "q"),
-    ("end_ns", "q"),
-    *((p.key, "q") for p in PHASES),
-    *((f"user{i}", "q") for i in range(USER_SLOTS)),
-    *((w.key, "q") for w in WAIT_PLACES),
-    ("rss_bytes", "q"),
-    ("peak_allocated_bytes", "q"),
-    ("peak_reserved_bytes", "q"),
-    ("samples", "I"),
-    ("tokens", "I"),
-    ("flags", "I"),
-    ("micro_batches", "I"),
-    ("switches", "I"),
-    ("busy_wait_us", "I"),
-    ("gc_us", "I"),
-    ("gc_wait_us", "I"),
+    *((name, "q") for name in ("step", "begin_ns", "end_ns", *_SLOTS, *_WAITS, *_MEMORY)),
+    *((name, "I") for name in _COUNTS),
 )
-DEVICE_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
-    ("step", "q"),
-    *((p.key, "q") for p in PHASES),
-    *((f"user{i}", "q") for i in range(USER_SLOTS)),
-    ("wait", "q"),
-)
-
+DEVICE_COLUMNS: Final = tuple((name, "q") for name in ("step", *_SLOTS, "wait"))
 LAYER_COLUMNS: Final = (
     "calls",
     *("forward", "forward_total", "backward", "backward_total", "recompute", "recompute_total"),
@@ -106,8 +91,7 @@ LAYER_COLUMNS: Final = (
 """What a sampled step says about each layer: by itself, and (`_total`) with the layers that it calls."""
 
 
-@dataclass(frozen=True, slots=True)
-class Folded:
+class Folded(NamedTuple):
     """One column of a block, i.e. of many rows rolled up into one: from which column, and how."""
 
     name: str
@@ -115,10 +99,7 @@ class Folded:
     how: str  # first | last | sum | min | max | and
 
 
-_NOT_SUMMED: Final = (
-    *("step", "begin_ns", "end_ns", "flags"),
-    *(name for name, _ in STEP_COLUMNS if name.endswith("_bytes")),
-)
+_NOT_SUMMED: Final = ("step", "begin_ns", "end_ns", "flags", *_MEMORY)
 STEP_BLOCK: Final[tuple[Folded, ...]] = (
     Folded("end_row", "end_row", "last"),  # rows of the recording before the end of this block
     Folded("steps", "one", "sum"),
@@ -210,13 +191,36 @@ GUIDE_LABELS: Final = {
 """What the live views call these metrics, as in the reading guide (docs/live.md)."""
 METRICS: Final = STEP_TIME_METRICS + STEP_MEMORY_METRICS + SYSTEM_METRICS + PROCESS_METRICS
 
-SYSTEM_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
-    ("time_ns", "q"),
-    *((m.key, "d") for m in SYSTEM_METRICS),
-)
+SYSTEM_COLUMNS: Final = (("time_ns", "q"), *((m.key, "d") for m in SYSTEM_METRICS))
 PROCESS_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("time_ns", "q"),
     ("pid", "q"),
     *((m.key, "d") for m in PROCESS_METRICS[:-1]),
 )
 """`gpu_mem_reserved_bytes` comes from the rank's own rows: only its allocator knows."""
+
+PHASE_COLOURS: Final = {
+    "input": "#E69F00",
+    "h2d": "#F0E442",
+    "forward": "#56B4E9",
+    "backward": "#0072B2",
+    "sync": "#CC79A7",
+    "optimizer": "#009E73",
+    "validation": "#999999",
+    "checkpoint": "#8C6D31",
+    "no_grad": "#6A51A3",
+    "wait": "#D55E00",
+}
+"""The same in every view. Colour-blind people can tell them apart, and no view relies on them alone."""
+USER_COLOURS: Final = ("#44AA99", "#882255", "#DDCC77")
+"""Phases that the user names take these in turn."""
+WHITE_TEXT_ON: Final = frozenset({"#0072B2", "#8C6D31", "#6A51A3", "#882255"})
+"""Black text is readable on the others."""
+
+
+def colour_of(key: str, user_keys: Sequence[str] = ()) -> str:
+    """The colour of a phase, by its key or the key of its metric; `user_keys` are the run's, in order."""
+    phase = key.removesuffix("_ms")
+    if phase in PHASE_COLOURS:
+        return PHASE_COLOURS[phase]
+    return USER_COLOURS[user_keys.index(key) % len(USER_COLOURS) if key in user_keys else 0]

@@ -1,9 +1,23 @@
 """Numbers and changes as text. The only place where a share becomes a percentage."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 MISSING = "n/a"
+
+
+def _written(form: str, times: int = 1) -> Callable[[float | None], str]:
+    """A format for numbers, which are multiplied first."""
+    return lambda value: MISSING if value is None else form.format(times * value)
+
+
+share = _written("{:.1f} %", 100)  # 0..1 as a percentage
+whole_percent = _written("{:.0f} %", 100)  # the same without decimals, for sentences
+share_change = _written("{:+.1f} %", 100)  # a relative change
+percent = _written("{:.1f} %")  # a value that is a percentage already
+count = _written("{:,.0f}")  # a whole number with separators
+plain = _written("{}")  # a number that names something, such as a step: no separators
+factor = _written("{:.2f}x")  # how many times as fast
 
 
 def ms(value: float | None) -> str:
@@ -22,19 +36,9 @@ def ms(value: float | None) -> str:
     return f"{value * 1000:.1f} µs"
 
 
-def share(value: float | None) -> str:
-    """0..1 as a percentage."""
-    return MISSING if value is None else f"{100 * value:.1f} %"
-
-
 def skew(value: float | None) -> str:
     """How far above the median; a larger value than ten times is not spelled out."""
     return "> 999 %" if value is not None and value >= 9.995 else share(value)
-
-
-def percent(value: float | None) -> str:
-    """A value that is a percentage already."""
-    return MISSING if value is None else f"{value:.1f} %"
 
 
 def size(value: float | None) -> str:
@@ -47,19 +51,9 @@ def size(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
-def count(value: float | None) -> str:
-    """A whole number with separators."""
-    return MISSING if value is None else f"{value:,.0f}"
-
-
 def steps(number: int) -> str:
     """How many steps."""
     return "1 step" if number == 1 else f"{count(number)} steps"
-
-
-def plain(value: int | None) -> str:
-    """A number that names something, such as a step: no separators."""
-    return MISSING if value is None else f"{value}"
 
 
 def rank(value: int | None) -> str:
@@ -90,44 +84,26 @@ def age(value: float) -> str:
     return f"{value:.0f} s" if value < 60 else seconds(value)
 
 
-def factor(value: float | None) -> str:
-    """How many times as fast."""
-    return MISSING if value is None else f"{value:.2f}x"
-
-
 BY_UNIT = {
     "ms": ms,
     "bytes": size,
     "percent": percent,
     "per_s": rate,
-    "c": lambda v: MISSING if v is None else f"{v:.0f} °C",
-    "w": lambda v: MISSING if v is None else f"{v:.0f} W",
+    "c": _written("{:.0f} °C"),
+    "w": _written("{:.0f} W"),
     "count": count,
 }
 """How a value is shown, by the unit of its metric."""
 
 
-# ---- changes: always with a sign; changes of percentages in percentage points --------------------
-
-
 def signed(text: str) -> str:
-    """A formatted number with its sign in front."""
+    """A formatted number with its sign in front, as every change has it."""
     return text if text.startswith("-") else f"+{text}"
 
 
 def ms_change(value: float) -> str:
     """A change of a duration."""
     return signed(ms(value))
-
-
-def share_change(value: float) -> str:
-    """A relative change."""
-    return signed(share(value))
-
-
-def whole_percent(value: float) -> str:
-    """A share without decimals, for sentences."""
-    return f"{100 * value:.0f} %"
 
 
 def in_unit(unit: str, value: float | None) -> str:
@@ -142,20 +118,14 @@ def in_unit(unit: str, value: float | None) -> str:
 
 
 def change(unit: str, delta: float | None, delta_share: float | None) -> str:
-    """A delta in its unit, with the relative change if there is one."""
+    """A delta in its unit (of percentages, in points), with the relative change if there is one."""
     if delta is None:
         return MISSING
     if unit in ("share", "percent"):
         points = 100 * delta if unit == "share" else delta
-        return f"{signed(f'{points:.1f}')} pp"
+        return f"{points:+.1f} pp"
     text = ("-" if delta < 0 else "+") + in_unit(unit, abs(delta))
     return f"{text} ({share_change(delta_share)})" if delta_share is not None else text
-
-
-# ---- numbers as shapes, for views that are made of characters ------------------------------------
-
-
-USUAL_LEVEL = 1.6
 
 
 def free_percent(used: float | None) -> str:
@@ -192,5 +162,5 @@ def sparkline(values: Sequence[float | None], width: int, levels: str) -> tuple[
         return levels[0] * count, highest
     cuts = [at * len(known) // count for at in range(count + 1)]
     tops = [max(known[a:b]) for a, b in pairwise(cuts)]
-    last, full = len(levels) - 1, max(highest, USUAL_LEVEL * sorted(known)[len(known) // 2])
+    last, full = len(levels) - 1, max(highest, 1.6 * sorted(known)[len(known) // 2])
     return "".join(levels[max(0, int(last * top / full + 0.5))] for top in tops), highest

@@ -22,12 +22,9 @@ class Live:
 
     summary: Summary
     state: str = WAITING
-    quiet_s: float = 0.0
-    """Since the last completed step that this view saw."""
-    since_step: int | None = None
-    """The step at which the verdict was first seen; None while there is none."""
-    since_start: bool = False
-    """The verdict was there at the first look, so it may be older than `since_step`."""
+    quiet_s: float = 0.0  # since the last completed step that this view saw
+    since_step: int | None = None  # the step at which the verdict was first seen; None while there is none
+    since_start: bool = False  # the verdict was there at the first look, so it may be older than `since_step`
     steps_per_s: float | None = None
 
     @property

@@ -47,17 +47,14 @@ class LayerSample:
     own_ns: int
     clock: str
     reads_saved: bool
-    outside_ns: int
-    """Backward of operations outside of modules."""
-    outside_bytes: int
-    """What they keep for it."""
+    outside_ns: int  # backward of operations outside of modules
+    outside_bytes: int  # what they keep for it
     paths: list[str]
     types: list[str]
     parameter_bytes: list[int]
     parameter_bytes_total: list[int]
     hidden: list[int]
-    columns: dict[str, list[int]]
-    """The key of each is a column of `catalog.LAYER_COLUMNS`; what is all zero is left out."""
+    columns: dict[str, list[int]]  # of `catalog.LAYER_COLUMNS`; what is all zero is left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +69,13 @@ class RankRecording:
     lost_rows: bool = False
     own_scale: float | None = None
     """What recording cost in steps that were sampled for it, in units of what the header expects of them."""
-    other_steps: int = 0
-    """Optimizer steps on threads that are not recorded."""
+    other_steps: int = 0  # optimizer steps on threads that are not recorded
     events: list[RecordedEvent] = field(default_factory=list)
-    layers: list[LayerSample] = field(default_factory=list)
-    """The newest sampled steps of deep mode."""
+    layers: list[LayerSample] = field(default_factory=list)  # the newest sampled steps of deep mode
     node: int = 0  # the node that it runs on
-    earlier: np.void | None = None
-    """One block (catalog.STEP_BLOCK) of all steps before `rows`, if there are any."""
-    head: NDArray[np.void] | None = None
-    """With `earlier`: step, begin_ns and end_ns of the first steps of the run."""
-    identity: Identity = Identity()  # noqa: RUF009 - frozen
-    """Read from the header if it is not given."""
+    earlier: np.void | None = None  # one block (catalog.STEP_BLOCK) of all steps before `rows`
+    head: NDArray[np.void] | None = None  # with it: step, begin_ns and end_ns of the first steps
+    identity: Identity = Identity()  # noqa: RUF009 - frozen; read from the header if it is not given
     rank: int = field(init=False)
     pid: int = field(init=False)
 
@@ -110,25 +102,20 @@ class RankRecording:
 
 
 MOST_RANKS: Final = 1_000_000
-LARGEST_PID: Final = 2**31 - 1
 LARGEST: Final = {
-    "rank": MOST_RANKS - 1,
-    "local_rank": MOST_RANKS - 1,
-    "node_rank": MOST_RANKS - 1,
+    **dict.fromkeys(("rank", "local_rank", "node_rank"), MOST_RANKS - 1),
     "world_size": MOST_RANKS,
-    "pid": LARGEST_PID,
+    "pid": 2**31 - 1,
 }
-ONE_PROCESS: Final = {"rank": 0, "local_rank": 0, "node_rank": 0, "world_size": 1, "pid": 0}
+"""Nobody trains on more ranks: it is a variable of another meaning, or a lie."""
 
 
 def identity_of(header: dict[str, Any]) -> Identity:
     """Which process wrote the recording. A missing or wrong field reads as in a run with one process."""
     found = header.get("identity")
     given = found if isinstance(found, dict) else {}
-    # Nobody trains on more than MOST_RANKS: a variable of another meaning, or a lie.
     numbers = {
-        k: v if type(v := given.get(k)) is int and 0 <= v <= LARGEST[k] else usual
-        for k, usual in ONE_PROCESS.items()
+        k: v if type(v := given.get(k)) is int and 0 <= v <= most else 0 for k, most in LARGEST.items()
     }
     numbers["world_size"] = max(numbers["world_size"], 1)
     host = given.get("host")

@@ -198,10 +198,8 @@ class Run:
     steps: StepCounts = field(default_factory=StepCounts)
     mode: str = "summary"
     accounting: dict[str, float | None] = field(default_factory=dict)
-    parts: list[RunPart] = field(default_factory=list)
-    """The seconds of `accounting` in their order, with shares and names."""
-    trainings: list[Training] = field(default_factory=list)
-    """Each process that trained, if several did without ranks of their own."""
+    parts: list[RunPart] = field(default_factory=list)  # the seconds of `accounting` in order, with names
+    trainings: list[Training] = field(default_factory=list)  # if several processes trained without ranks
     totals: dict[str, float | None] = field(default_factory=dict)
     """Seconds in each phase over the whole run, with warm-up, of the same rank as `accounting`."""
     notes: list[str] = field(default_factory=list)
@@ -216,14 +214,10 @@ class Heatmap:
     With many ranks a row stands for neighbours, and each value is the largest among them.
     """
 
-    first_ranks: list[int] = field(default_factory=list)
-    """The first rank of each row; the row ends before the next one."""
-    worst_ranks: list[int] = field(default_factory=list)
-    """The slowest rank of each row over all steps."""
-    steps: list[int] = field(default_factory=list)
-    """The first step of each bin."""
-    own_ms: list[Column] = field(default_factory=list)
-    """For each row, the mean of each bin."""
+    first_ranks: list[int] = field(default_factory=list)  # of each row, which ends before the next one
+    worst_ranks: list[int] = field(default_factory=list)  # the slowest rank of each row over all steps
+    steps: list[int] = field(default_factory=list)  # the first step of each bin
+    own_ms: list[Column] = field(default_factory=list)  # for each row, the mean of each bin
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +227,7 @@ class Series:
     step_time: dict[str, Column] = field(default_factory=dict)
     step_memory: dict[str, Column] = field(default_factory=dict)
     system: dict[str, Column] = field(default_factory=dict)
-    process: dict[str, Column] = field(default_factory=dict)
-    """The highest of the ranks at each time."""
+    process: dict[str, Column] = field(default_factory=dict)  # the highest of the ranks at each time
     heatmap: Heatmap = field(default_factory=Heatmap)
 
 
@@ -319,8 +312,7 @@ class Layer:
     activation_bytes: float | None = None
     activation_total_bytes: float | None = None
     hidden: int = 0  # modules inside a compiled one, which run as a part of it
-    worst: RankValue = field(default_factory=RankValue)
-    """The rank on which this layer takes longest by itself, all passes together, in ms."""
+    worst: RankValue = field(default_factory=RankValue)  # all passes of this layer by itself, in ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from traceml.errors import CommandError, printable, say_once
-from traceml.runs.listing import listed, names_of_folders
 from traceml.runs.manifest import MANIFEST, SUMMARY_JSON
+from traceml.runs.summary_file import listed, names_of_folders
 from traceml.schema.summary import ListedRun
 from traceml.serve.watched import Watched, Watchers, pieces
 

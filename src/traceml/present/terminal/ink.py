@@ -9,7 +9,7 @@ from rich.text import Text
 
 from traceml.errors import printable
 from traceml.present.columns import clip, columns
-from traceml.schema.palette import WHITE_TEXT_ON, colour_of
+from traceml.schema.catalog import WHITE_TEXT_ON, colour_of
 
 BARS: Final = ("▁▂▃▄▅▆▇█", " .:-=+*#")
 """The levels of a sparkline, in Unicode and in ASCII."""

@@ -17,7 +17,7 @@ from tests.running.processes import counter, environment, read_until, stop
 from tests.running.scripts import write
 from traceml.monitor.companion import DASHBOARD, VIEW_MODES
 from traceml.monitor.display import Display, has_terminal
-from traceml.present.status_line import status_line
+from traceml.present.text import status_line
 from traceml.recording.reader import RecordingReader
 from traceml.settings import MODES
 

@@ -83,15 +83,12 @@ def _serve(given: argparse.Namespace) -> None:
     if given.port not in (0, port):
         say(f"port {given.port} is busy; using {port}")
     url = f"http://{shown_host(given.host)}:{port}{base}{f'#/run/{quote(run)}' if run else ''}"
-
-    def when_up() -> None:
-        say(f"dashboard: {url}")
-        if line := ssh_line(port, given.host, os.environ):
-            say(line)
-        if not given.no_browser and (command := browser(os.environ)):
-            _open(command, url)
-
-    serve(guard, listener, watchers, when_up, given.companion)
+    say(f"dashboard: {url}")
+    if line := ssh_line(port, given.host, os.environ):
+        say(line)
+    if not given.no_browser and (command := browser(os.environ)):
+        _open(command, url)
+    serve(guard, listener, watchers, given.companion)
 
 
 def place_of(given: str) -> tuple[Path, str | None]:

@@ -142,7 +142,7 @@ class Display:
 
     def _status(self) -> str:
         from traceml.monitor.live import LiveRun
-        from traceml.present.status_line import status_line
+        from traceml.present.text import status_line
 
         self._run = self._run or LiveRun(self._folder)
         return status_line(self._run.look())

@@ -185,15 +185,12 @@ function ComparePage({ base, a, b }: { base: string; a: string; b: string }) {
   return <Waiting lost={lost} problem={problem} />;
 }
 
+/** The words of the address; of a broken one, none. */
 function route(): string[] {
-  return location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decoded);
-}
-
-function decoded(part: string): string {
   try {
-    return decodeURIComponent(part);
+    return location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decodeURIComponent);
   } catch {
-    return part;
+    return [];
   }
 }
 

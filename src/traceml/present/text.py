@@ -12,7 +12,16 @@ from traceml.schema import live as state
 from traceml.schema.catalog import Metric
 from traceml.schema.live import Live
 from traceml.schema.modes import WATCH_ONLY
-from traceml.schema.summary import Finding, Layers, ListedRun, MetricStat, Section, Summary, Training
+from traceml.schema.summary import (
+    Finding,
+    Layers,
+    ListedRun,
+    MetricStat,
+    Section,
+    SectionWindow,
+    Summary,
+    Training,
+)
 
 LONGEST_NAME: Final = 36
 SEVERITY: Final = {"warn": "warning", "crit": "critical"}
@@ -105,12 +114,15 @@ def _rows_of(summary: Summary, section: str) -> dict[str, Metric]:
     return {row.key: row for row in summary.catalog if row.section == section}
 
 
+def steps_of(window: SectionWindow) -> str:
+    """Which steps a section is about, and by which clock; nothing if there are none."""
+    first, last = fmt.plain(window.start_step), fmt.plain(window.end_step)
+    return f"steps {first} to {last}, {window.clock or 'unknown'} clock" if window.num_steps else ""
+
+
 def _step_time(summary: Summary) -> list[str]:
     section, window = summary.step_time, summary.step_time.window
-    first, last = fmt.plain(window.start_step), fmt.plain(window.end_step)
-    span = f"steps {first} to {last}, {window.clock or 'unknown'} clock"
-    lines = [_title("Step time", section, span if window.num_steps else "")]
-    lines += _others(summary, "step_time")
+    lines = [_title("Step time", section, steps_of(window)), *_others(summary, "step_time")]
     if not window.num_steps:
         return lines
     known, many = _rows_of(summary, "step_time"), summary.run.world_size > 1

@@ -12,11 +12,11 @@ from traceml.errors import printable
 from traceml.present.columns import columns, table
 from traceml.present.terminal import tables
 from traceml.present.terminal.ink import SEVERITY, Ink, between, line
-from traceml.present.text import about_layers, layer_rows, layer_sums
+from traceml.present.text import about_layers, layer_rows, layer_sums, steps_of
 from traceml.schema import fmt
 from traceml.schema import live as state
 from traceml.schema.live import Live
-from traceml.schema.summary import Section, Summary
+from traceml.schema.summary import Section, SectionWindow, Summary
 
 TITLES: Final = {
     "time": "Step time",
@@ -102,16 +102,17 @@ def draw(name: str, shown: Shown, width: int, height: int) -> list[Text]:
         return _ranks(shown, live.summary, width, height)
     section, lines = TABLES[name]
     found: Section = getattr(live.summary, section)
-    return [_title(name, shown, width, _about(name, found), found), *lines(live.summary, width, shown.ink)]
+    return [
+        _title(name, shown, width, _about(name, found.window), found),
+        *lines(live.summary, width, shown.ink),
+    ]
 
 
-def _about(name: str, section: Section) -> str:
-    window = section.window
-    if name == "time" and window.num_steps:
-        steps = f"steps {fmt.plain(window.start_step)} to {fmt.plain(window.end_step)}"
-        return f"{steps}, {window.clock or 'unknown'} clock"
-    if name == "memory" and window.num_steps:
-        return f"K = {fmt.count(window.num_steps)}"
+def _about(name: str, window: SectionWindow) -> str:
+    if name == "time":
+        return steps_of(window)
+    if name == "memory":
+        return f"K = {fmt.count(window.num_steps)}" if window.num_steps else ""
     return f"{fmt.count(window.samples)} samples" if window.samples else ""
 
 

@@ -70,23 +70,21 @@ def step_lines(summary: Summary, width: int, ink: Ink) -> list[Text]:
     """The table of the reading guide, the typical step as a bar of its phases, step time over the run."""
     if not summary.step_time.window.num_steps:
         return [ink.text("  no completed step to show yet", "dim")]
-    keys = phase_keys(summary)
+    return [*_phases(summary, width, ink), *_ribbon(summary, width, ink), *_history(summary, width, ink)]
+
+
+def phase_styles(summary: Summary, ink: Ink, background: bool = False) -> dict[str, str]:
+    """The phases that are columns of a table, in their order, each with its style."""
     users = [key for key in summary.step_time.metrics if key.startswith("user.")]
-    styles = {key: ink.phase(key, users) for key in keys}
-    bars = {key: ink.phase(key, users, background=True) for key in keys}
-    return [
-        *_phases(summary, styles, width, ink),
-        *_ribbon(summary, bars, width, ink),
-        *_history(summary, width, ink),
-    ]
+    return {key: ink.phase(key, users, background) for key in phase_keys(summary)}
 
 
-def _phases(summary: Summary, styles: dict[str, str], width: int, ink: Ink) -> list[Text]:
+def _phases(summary: Summary, width: int, ink: Ink) -> list[Text]:
     """Median, Worst, Worst Rank, Skew (%) and WAIT Share (%) of each phase; turned if it is too wide.
 
     A mark before each name has the phase's colour: coloured text is not readable on every background.
     """
-    mark = MARK if ink.colour and ink.unicode else ""
+    styles, mark = phase_styles(summary, ink), MARK if ink.colour and ink.unicode else ""
     labels = {key: mark + clip(label_of(key, summary), 18) for key in styles}
     stats = {key: summary.step_time.metrics.get(key, MetricStat()) for key in (*styles, "step_ms")}
     found = stats.values()
@@ -113,8 +111,9 @@ def _phases(summary: Summary, styles: dict[str, str], width: int, ink: Ink) -> l
     return drawn
 
 
-def _ribbon(summary: Summary, styles: dict[str, str], width: int, ink: Ink) -> list[Text]:
+def _ribbon(summary: Summary, width: int, ink: Ink) -> list[Text]:
     """Each phase as wide as its share of the typical step, with its name or first letter on it."""
+    styles = phase_styles(summary, ink, background=True)
     shares = [summary.step_time.metrics.get(key, MetricStat()).share for key in styles]
     widths = fmt.ribbon_widths(shares, width - LEAD)
     parts = [

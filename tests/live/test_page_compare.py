@@ -18,7 +18,7 @@ from tests.live import pages
 from tests.live.browser import look, problems, requests
 from tests.running.processes import environment
 from traceml.cli.compare import page_data
-from traceml.present.compare_rows import lead_rows, more_rows
+from traceml.present.compare import lead_rows, more_rows
 from traceml.present.page import page
 from traceml.schema.comparison import Comparison, Difference, RunRef, Side
 

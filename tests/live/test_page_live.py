@@ -33,8 +33,7 @@ LOOK: dict[str, Any] = {"quiet_s": 0.0, "since_step": 25, "since_start": False, 
 
 
 class Stub(BaseHTTPRequestHandler):
-    """Sends each message of `messages` to the page as it comes: the first as the answer, the others in the
-    stream. None ends the stream, False cuts it."""
+    """Streams each message of `messages` to the page as it comes. None ends the stream, False cuts it."""
 
     messages: ClassVar[Queue[dict[str, Any] | bool | None]] = Queue()
     is_broken: ClassVar[bool] = False
@@ -48,14 +47,12 @@ class Stub(BaseHTTPRequestHandler):
             usual = {"path": "", "started_at": None, "status": "completed", "exit_code": 0, "problem": None}
             runs = [{**usual, "world_size": 1, "duration_s": 5.0, **run} for run in RUNS]
             self.answer(json.dumps({"runs": runs}).encode(), "application/json")
-        elif path.endswith("/events"):
-            self.stream()
-        elif path == "api/run/none":
+        elif path == "api/run/none/events":
             self.send_error(404)
         elif self.is_broken:
             self.answer(b'{"error":"the disk is gone"}', "application/json", 500)
-        elif path.startswith("api/run/"):
-            self.answer(json.dumps(self.messages.get()).encode(), "application/json")
+        elif path.endswith("/events"):
+            self.stream()
         else:
             self.send_error(404)
 

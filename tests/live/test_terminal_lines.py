@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tests.fuzz import examples
 from traceml.monitor.display import MOST_BYTES, OutputTail
 from traceml.present.columns import columns
-from traceml.present.terminal.output import folded, settled
+from traceml.present.terminal.output import settled
+from traceml.present.terminal.panels import folded
 from traceml.schema import fmt
 from traceml.schema.catalog import PHASE_COLOURS, PHASES, USER_COLOURS, colour_of
 

@@ -16,7 +16,7 @@ from tests.live.serving import within
 from tests.running.processes import counter, environment, read_until, stop
 from tests.running.scripts import write
 from traceml.monitor.display import DASHBOARD, VIEW_MODES, Display, has_terminal
-from traceml.present.status_line import status_line
+from traceml.present.text import status_line
 from traceml.recording.reader import RecordingReader
 from traceml.settings import MODES
 

@@ -1,8 +1,9 @@
 // Line charts by uPlot. The numbers come as they are; only stacking and marks are layout.
+import type { RefObject } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
-import type { Num } from "./types";
+import type { Num } from "./data";
 
 export interface Line {
   label: string;
@@ -13,9 +14,9 @@ export interface Line {
   axis?: "right";
 }
 
-export type Mark = { at: number; letter: string };
+type Mark = { at: number; letter: string };
 
-export interface ChartProps {
+interface ChartProps {
   x: Num[];
   xLabel: string;
   lines: Line[];
@@ -45,6 +46,17 @@ export function useEvents(names: string[], told: (event: Event) => void, source:
     names.forEach((name) => source.addEventListener(name, told));
     return () => names.forEach((name) => source.removeEventListener(name, told));
   }, []);
+}
+
+/** The width of an element, as it changes; 0 until it is known. */
+export function useWidth(place: RefObject<HTMLElement | null>): number {
+  const [wide, setWide] = useState(0);
+  useEffect(() => {
+    const watcher = new ResizeObserver(() => setWide(place.current?.clientWidth ?? 0));
+    if (place.current) watcher.observe(place.current);
+    return () => watcher.disconnect();
+  }, []);
+  return wide;
 }
 
 /** The value of a CSS variable, such as `--text`. */
@@ -165,33 +177,18 @@ export function Chart(props: ChartProps) {
   const plot = useRef<uPlot | null>(null);
   const latest = useRef(props);
   latest.current = props;
-  const theme = useTheme();
+  const [theme, wide, height] = [useTheme(), useWidth(place), props.height ?? HEIGHT];
   const shape = props.lines.map((line) => line.label + line.colour).join("|");
   const data = [props.x, ...stacked(props.lines)] as uPlot.AlignedData;
 
   useEffect(() => {
-    const element = place.current;
-    if (!element) return;
-    const made = new uPlot(options(latest, element.clientWidth || 600), data, element);
+    if (!place.current) return;
+    const made = new uPlot(options(latest, place.current.clientWidth || 600), data, place.current);
     plot.current = made;
-    const watcher = new ResizeObserver(() => {
-      const width = element.clientWidth;
-      if (width && width !== made.width) made.setSize({ width, height: made.height });
-    });
-    watcher.observe(element);
-    return () => {
-      watcher.disconnect();
-      made.destroy();
-    };
+    return () => made.destroy();
   }, [shape, theme]);
   useEffect(() => plot.current?.setData(data), [props.x, props.lines]);
-  return (
-    <div
-      class="chart"
-      ref={place}
-      role="img"
-      aria-label={props.alt}
-      style={{ minHeight: `${(props.height ?? HEIGHT) + 26}px` }}
-    />
-  );
+  useEffect(() => void (wide && plot.current?.setSize({ width: wide, height })), [wide]);
+  const style = { minHeight: `${height + 26}px` };
+  return <div class="chart" ref={place} role="img" aria-label={props.alt} style={style} />;
 }

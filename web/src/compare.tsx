@@ -1,17 +1,17 @@
 // Two runs: the verdict, what the change of the step consists of, and the tables of `traceml compare`.
+import { COLOURS, type Compared, type Comparison, labelOf, type Num, phasesOf, type Side } from "./data";
 import * as fmt from "./fmt";
-import { COLOURS, GUIDE, phasesOf } from "./phases";
 import { Bullets, Card, type Figure, Figures, Head, Legend, Line, Ribbon, Table, TableCard } from "./parts";
-import type { Compared, Comparison, Num, Side } from "./types";
 
-const SEVERITY: Record<string, string> = {
-  IMPROVEMENT: "good",
-  REGRESSION: "crit",
-  MIXED: "warn",
-  "NO CHANGE": "info",
-  INCONCLUSIVE: "none",
+/** The tone and the sign of each verdict. */
+const VERDICTS: Record<string, [tone: string, sign: string]> = {
+  IMPROVEMENT: ["good", "▼ "],
+  REGRESSION: ["crit", "▲ "],
+  MIXED: ["warn", "◆ "],
+  INCONCLUSIVE: ["none", ""],
 };
-const SIGN: Record<string, string> = { IMPROVEMENT: "▼ ", REGRESSION: "▲ ", MIXED: "◆ " };
+const MOVED = ["", "Phase", "A", "B", "Delta", "Others"];
+const DIFFER = ["", "A", "B", ""];
 
 const signedShare = (value: Num): string => (value == null ? fmt.MISSING : fmt.signed(fmt.share(value)));
 
@@ -28,15 +28,12 @@ function figures({ interval }: Comparison): Figure[] {
 }
 
 export function CompareView({ comparison: found, shift, tables }: Compared) {
-  const tone = SEVERITY[found.verdict] ?? "info";
-  const label = (
-    <>
-      <span class={`badge big ${tone}`}>
-        <span aria-hidden="true">{SIGN[found.verdict] ?? ""}</span>
-        {found.verdict}
-      </span>{" "}
-      {shift}
-    </>
+  const [tone, sign] = VERDICTS[found.verdict] ?? ["info", ""];
+  const badge = (
+    <span class={`badge big ${tone}`}>
+      <span aria-hidden="true">{sign}</span>
+      {found.verdict}
+    </span>
   );
   const rail = (["a", "b"] as const).map((side) => <About letter={side.toUpperCase()} side={found[side]} />);
   const moved = found.moved.map((one) => [
@@ -55,7 +52,7 @@ export function CompareView({ comparison: found, shift, tables }: Compared) {
           {found.a.name} <span class="facts">against</span> {found.b.name}
         </h1>
       </div>
-      <Head title="Comparison" tone={tone} label={label} why={found.why} next={found.next} rail={rail}>
+      <Head title="Comparison" tone={tone} label={[badge, " ", shift]} why={found.why} next={found.next} rail={rail}>
         <Figures rows={figures(found)} />
       </Head>
       <Waterfall found={found} />
@@ -66,20 +63,8 @@ export function CompareView({ comparison: found, shift, tables }: Compared) {
           ))}
         </div>
       </Card>
-      <TableCard
-        id="moved"
-        title="Ranks that changed on their own"
-        head={["", "Phase", "A", "B", "Delta", "Others"]}
-        words={[1]}
-        rows={moved}
-      />
-      <TableCard
-        id="differences"
-        title="Not the same in A and B"
-        head={["", "A", "B", ""]}
-        words={[1, 2, 3]}
-        rows={differences}
-      />
+      <TableCard id="moved" title="Ranks that changed on their own" head={MOVED} words={[1]} rows={moved} />
+      <TableCard id="differences" title="Not the same in A and B" head={DIFFER} words={[1, 2, 3]} rows={differences} />
       <Bullets id="warnings" title="Warnings" lines={found.warnings} />
     </article>
   );
@@ -106,49 +91,48 @@ function About({ letter, side }: { letter: string; side: Side }) {
 
 /** Both steps as bars of their phases, and between them the phases that explain the change. */
 function Waterfall({ found }: { found: Comparison }) {
-  const labels = Object.entries(found.metrics).map(([key, one]) => ({ ...one, key, help: "" }));
+  const labels = Object.entries(found.metrics).map(([key, { label }]) => ({ key, label }));
   const phases = phasesOf(Object.keys(found.metrics), labels);
-  const pieces = (side: "a" | "b") =>
-    phases.map((phase) => ({ phase, value: found.metrics[phase.key]?.[side] ?? null }));
-  const total = (side: "a" | "b"): number => pieces(side).reduce((sum, piece) => sum + (piece.value ?? 0), 0);
-  const step = found.metrics.step_ms;
-  let at = step?.a ?? 0;
-  const spans = found.explained_by.map((cause) => ({ cause, from: at, to: (at += cause.delta_ms) }));
+  const [a, b] = (["a", "b"] as const).map((side) => {
+    const pieces = phases.map((phase) => ({ phase, value: found.metrics[phase.key]?.[side] ?? null }));
+    const total = pieces.reduce((sum, piece) => sum + (piece.value ?? 0), 0);
+    return { pieces, total, step: found.metrics.step_ms?.[side] ?? null, name: side.toUpperCase() };
+  });
+  if (!a || !b || (!a.total && !b.total)) return null;
+  let at = a.step ?? 0;
+  const spans = found.explained_by.map((cause) => ({ ...cause, from: at, to: (at += cause.delta_ms) }));
   const ends = spans.flatMap(({ from, to }) => [from, to]);
-  const whole = Math.max(total("a"), total("b"), step?.a ?? 0, step?.b ?? 0, ...ends) || 1;
+  const whole = Math.max(a.total, b.total, a.step ?? 0, b.step ?? 0, ...ends) || 1;
   const part = (value: number): number => (100 * Math.max(value, 0)) / whole;
-  const bars = spans.map(({ cause, from, to }) => ({
-    ...cause,
-    name: `${GUIDE[`${cause.phase}_ms`] ?? cause.label} ${fmt.rank(cause.rank)}`.trim(),
-    delta: fmt.signed(fmt.ms(cause.delta_ms)),
-    place: {
+  const [first, last] = [a, b].map(({ name, step, pieces }) => (
+    <Line name={name} sum={fmt.ms(step)}>
+      <Ribbon pieces={pieces} whole={whole} label={name} />
+    </Line>
+  ));
+  const bars = spans.map(({ phase, label, rank, share, delta_ms, from, to }) => {
+    const name = `${labelOf(`${phase}_ms`, [{ key: `${phase}_ms`, label }])} ${fmt.rank(rank)}`.trim();
+    const delta = fmt.signed(fmt.ms(delta_ms));
+    const place = {
       left: `${part(Math.min(from, to))}%`,
       width: `${Math.max(0.4, Math.abs(part(to) - part(from)))}%`,
-      background: COLOURS[cause.phase] ?? "var(--blue)",
-    },
-  }));
-  if (!total("a") && !total("b")) return null;
+      background: COLOURS[phase] ?? "var(--blue)",
+    };
+    return (
+      <Line key={name} name={name} sum={[delta, " ", <small>{fmt.share(share)} of it</small>]}>
+        <div class="fall" role="img" aria-label={`${name}: ${delta}`}>
+          <span class={delta_ms > 0 ? "more" : "less"} style={place} />
+        </div>
+      </Line>
+    );
+  });
+  const about = bars.length ? "from the step of A to the step of B" : "no phase explains a change";
   return (
-    <Card
-      id="waterfall"
-      title="Phase waterfall"
-      about={bars.length ? "from the step of A to the step of B" : "no phase explains a change"}
-    >
+    <Card id="waterfall" title="Phase waterfall" about={about}>
       <div class="breakdown">
-        <Line name="A" sum={fmt.ms(step?.a)}>
-          <Ribbon pieces={pieces("a")} whole={whole} label="A" />
-        </Line>
-        {bars.map((bar) => (
-          <Line key={bar.name} name={bar.name} sum={[bar.delta, " ", <small>{fmt.share(bar.share)} of it</small>]}>
-            <div class="fall" role="img" aria-label={`${bar.name}: ${bar.delta}`}>
-              <span class={bar.delta_ms > 0 ? "more" : "less"} style={bar.place} />
-            </div>
-          </Line>
-        ))}
-        <Line name="B" sum={fmt.ms(step?.b)}>
-          <Ribbon pieces={pieces("b")} whole={whole} label="B" />
-        </Line>
-        <Legend pieces={pieces("b").filter((piece) => piece.value != null && piece.value > 0)} />
+        {first}
+        {bars}
+        {last}
+        <Legend pieces={b.pieces} />
       </div>
     </Card>
   );

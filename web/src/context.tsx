@@ -1,9 +1,8 @@
 // Step Memory Analysis, and the System and Process cards.
 import { Chart, type Line } from "./chart";
+import { metricOf, type Num, type Summary } from "./data";
 import * as fmt from "./fmt";
-import { known, unitOf } from "./phases";
 import { Card, type Figure, Figures, Findings, Table } from "./parts";
-import type { Num, Summary } from "./types";
 
 const MEMORY: Record<string, string> = { device: "device memory", rss: "resident memory (no accelerator)" };
 
@@ -16,34 +15,25 @@ export function StepMemory({ summary }: { summary: Summary }) {
     ["Worst Rank", fmt.rank(judged?.worst.rank)],
     ["Skew (%)", fmt.skew(judged?.skew)],
     ["Head/Tail Delta (worst)", fmt.size(section.window.head_tail_delta_bytes)],
-    ...(section.window.capacity_bytes == null
-      ? []
-      : ([["Capacity", fmt.size(section.window.capacity_bytes)]] as Figure[])),
   ];
+  if (section.window.capacity_bytes != null) rows.push(["Capacity", fmt.size(section.window.capacity_bytes)]);
   const series = summary.series.step_memory;
   const lines: Line[] = [{ label: "Median", values: series.median_bytes ?? [], colour: "--text" }];
   if (summary.run.world_size > 1)
     lines.unshift({ label: "Worst", values: series.worst_bytes ?? [], colour: "--worst", dash: true });
+  const alt =
+    `Chart of peak memory: worst ${fmt.size(judged?.worst.value)}, ` +
+    `change from head to tail ${fmt.size(section.window.head_tail_delta_bytes)}`;
+  const isKnown = judged?.worst.value != null;
   return (
     <Card id="step-memory" title="Step Memory Analysis" about={MEMORY[section.window.memory ?? ""] ?? ""}>
       <Findings name="step_memory" issues={section.issues} first={summary.primary_diagnosis} />
-      {judged?.worst.value != null && (
-        <>
-          <Figures rows={rows} />
-          {(series.steps?.length ?? 0) > 1 && (
-            <figure>
-              <figcaption>Peak memory over steps{lines.length > 1 ? ": worst rank and median rank" : ""}</figcaption>
-              <Chart
-                x={series.steps ?? []}
-                xLabel="step"
-                lines={lines}
-                show={fmt.size}
-                min={0}
-                alt={`Chart of peak memory: worst ${fmt.size(judged.worst.value)}, change from head to tail ${fmt.size(section.window.head_tail_delta_bytes)}`}
-              />
-            </figure>
-          )}
-        </>
+      {isKnown && <Figures rows={rows} />}
+      {isKnown && (series.steps?.length ?? 0) > 1 && (
+        <figure>
+          <figcaption>Peak memory over steps{lines.length > 1 ? ": worst rank and median rank" : ""}</figcaption>
+          <Chart x={series.steps ?? []} xLabel="step" lines={lines} show={fmt.size} min={0} alt={alt} />
+        </figure>
       )}
     </Card>
   );
@@ -60,12 +50,14 @@ const GAUGES: Record<string, Record<string, string>> = {
   process: { cpu_percent: "--blue", cpu_delay_percent: "--purple", rss_bytes: "--worst" },
 };
 
-export function Gauges({ summary, name, title }: { summary: Summary; name: "system" | "process"; title: string }) {
+type Gauged = { summary: Summary; name: "system" | "process"; title: string };
+
+export function Gauges({ summary, name, title }: Gauged) {
   const section = summary[name];
   const several = Object.keys(section.nodes).length + Object.keys(section.ranks).length > 1;
   const isNodes = Object.keys(section.nodes).length > 0;
   const rows = Object.entries(section.metrics).flatMap(([key, stat]) => {
-    const row = unitOf(summary, name, key);
+    const row = metricOf(summary, name, key);
     if (!row || stat.average == null) return [];
     const show = (value: Num): string => fmt.inUnit(row.unit, value);
     const worst = several ? [show(stat.worst.value), `${isNodes ? "node " : "r"}${stat.worst.rank ?? ""}`] : [];
@@ -82,32 +74,27 @@ export function Gauges({ summary, name, title }: { summary: Summary; name: "syst
   );
 }
 
-function GaugeChart({ summary, name, title }: { summary: Summary; name: "system" | "process"; title: string }) {
+function GaugeChart({ summary, name, title }: Gauged) {
   const series = summary.series[name] ?? {};
   const seconds = series.seconds ?? [];
   const lines = Object.entries(GAUGES[name] ?? {}).flatMap(([key, colour]): Line[] => {
-    const row = unitOf(summary, name, key);
-    if (!row || !known(series[key])) return [];
+    const row = metricOf(summary, name, key);
+    const values = series[key] ?? [];
+    if (!row || values.every((value) => value == null)) return [];
     const right = row.unit === "bytes" ? { axis: "right" as const, dash: true } : {};
-    return [{ label: row.label, values: series[key] ?? [], colour, ...right }];
+    return [{ label: row.label, values, colour, ...right }];
   });
   if (seconds.length < 2 || !lines.length) return null;
   const whose = name === "process" ? "the highest of the ranks" : "this machine";
   const where = summary.run.nodes > 1 ? `${whose}, on the first node` : whose;
+  const alt = `Chart over time of ${lines.map((line) => line.label).join(", ")}; the table above has the means`;
+  const shown = { lines, show: fmt.percent, showRight: fmt.size, height: 170, alt };
   return (
     <figure>
       <figcaption>
         {title} over the run ({where})
       </figcaption>
-      <Chart
-        x={seconds}
-        xLabel="seconds since the start"
-        lines={lines}
-        show={fmt.percent}
-        showRight={fmt.size}
-        alt={`Chart over time of ${lines.map((line) => line.label).join(", ")}; the table above has the means`}
-        height={170}
-      />
+      <Chart x={seconds} xLabel="seconds since the start" {...shown} />
     </figure>
   );
 }

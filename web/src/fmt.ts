@@ -1,5 +1,5 @@
 // Numbers as text, exactly as schema/fmt.py writes them.
-import type { Num } from "./types";
+import type { Num } from "./data";
 
 export const MISSING = "n/a";
 

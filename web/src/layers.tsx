@@ -1,22 +1,10 @@
 // Layers, of deep mode: which module takes the time and the memory.
 import { useState } from "preact/hooks";
+import type { Layers as Found, Num, Summary } from "./data";
 import * as fmt from "./fmt";
 import { Card, type Figure, Figures, Table } from "./parts";
-import type { Layer, Layers as Found, Summary } from "./types";
 
 const FIRST = 15;
-
-/** Bars are as long as the share of the layer that takes longest allows. */
-function Bar({ layer, longest }: { layer: Layer; longest: number }) {
-  const wide = (part: number | null): string => `${(90 * (part ?? 0)) / longest}%`;
-  const title = `forward ${fmt.share(layer.forward_share)}, backward ${fmt.share(layer.backward_share)}`;
-  return (
-    <span class="twins" title={title}>
-      <i style={{ width: wide(layer.forward_share), background: "var(--blue)" }} />
-      <i style={{ width: wide(layer.backward_share), background: "var(--purple)" }} />
-    </span>
-  );
-}
 
 function figures(found: Found): Figure[] {
   const recompute: Figure[] = found.recompute_ms ? [["Recomputed", fmt.ms(found.recompute_ms), "in backward"]] : [];
@@ -30,48 +18,46 @@ function figures(found: Found): Figure[] {
   ];
 }
 
-const bytes = (value: number | null): string => (value === 0 ? "–" : fmt.size(value));
-const ms = (value: number): string => (value === 0 ? "–" : fmt.ms(value));
+const orDash = (show: (value: Num) => string, value: Num): string => (value === 0 ? "–" : show(value));
+const ms = (value: number): string => orDash(fmt.ms, value);
+const size = (value: Num): string => orDash(fmt.size, value);
 
-export function Layers({ summary }: { summary: Summary }) {
+export function Layers({ summary: { layers: found } }: { summary: Summary }) {
   const [isWhole, showWhole] = useState(false);
-  const found = summary.layers;
   if (!found) return null;
-  const shown = isWhole ? found.layers : found.layers.slice(0, FIRST);
+  // Bars are as long as the share of the layer that takes longest allows.
   const longest = Math.max(...found.layers.flatMap((one) => [one.forward_share ?? 0, one.backward_share ?? 0]), 0.01);
+  const bar = (share: Num, colour: string) => (
+    <i style={{ width: `${(90 * (share ?? 0)) / longest}%`, background: `var(${colour})` }} />
+  );
   const several = found.ranks.length > 1;
-  const rows = shown.map((one) => [
+  const rows = found.layers.slice(0, isWhole ? undefined : FIRST).map((one) => [
     <span title={`called ${one.calls.toFixed(1)} times per step`}>{one.path}</span>,
     one.type,
-    <Bar layer={one} longest={longest} />,
+    <span class="twins" title={`forward ${fmt.share(one.forward_share)}, backward ${fmt.share(one.backward_share)}`}>
+      {bar(one.forward_share, "--blue")}
+      {bar(one.backward_share, "--purple")}
+    </span>,
     ms(one.forward_ms),
     ms(one.forward_total_ms),
     ms(one.backward_ms),
     ms(one.backward_total_ms),
     ...(found.recompute_ms ? [ms(one.recompute_ms)] : []),
-    bytes(one.parameter_bytes),
-    bytes(one.gradient_bytes),
-    bytes(one.activation_bytes),
+    size(one.parameter_bytes),
+    size(one.gradient_bytes),
+    size(one.activation_bytes),
     ...(several ? [`${fmt.ms(one.worst.value)} ${fmt.rank(one.worst.rank)}`] : []),
   ]);
   const head = [
-    "Layer",
-    "Type",
-    "Shares",
-    "Forward",
-    "with inner",
-    "Backward",
-    "with inner",
+    ...["Layer", "Type", "Shares", "Forward", "with inner", "Backward", "with inner"],
     ...(found.recompute_ms ? ["Recompute"] : []),
-    "Parameters",
-    "Gradients",
-    "Activations",
+    ...["Parameters", "Gradients", "Activations"],
     ...(several ? ["Worst rank"] : []),
   ];
   const [first, last] = [fmt.plain(found.start_step), fmt.plain(found.end_step)];
-  const samples = first === last ? `sampled in step ${first}` : `${fmt.count(found.samples)} sampled steps, ${first} to ${last}`;
+  const steps = first === last ? `sampled in step ${first}` : `${fmt.count(found.samples)} sampled steps, ${first} to ${last}`;
   return (
-    <Card id="layers" title="Layers" about={`${samples}, ${found.clock ?? "unknown"} clock`}>
+    <Card id="layers" title="Layers" about={`${steps}, ${found.clock ?? "unknown"} clock`}>
       <Figures rows={figures(found)} />
       <Table caption="Layers: time and memory per step" head={head} rows={rows} words={[1, 2]} hideCaption />
       {found.layers.length > FIRST && (

@@ -1,22 +1,23 @@
 // Small pieces that several views use: cards, badges, key figures, tables, ribbons.
 import type { ComponentChildren } from "preact";
+import type { Finding, Num, Phase, Primary } from "./data";
 import * as fmt from "./fmt";
-import type { Phase } from "./phases";
-import type { Finding, Num, Primary } from "./types";
 
-const WORDS: Record<string, string> = { crit: "critical", warn: "warning", info: "" };
-const SIGNS: Record<string, string> = { crit: "●", warn: "▲", info: "" };
+/** The sign and the word of each severity. */
+const SEVERITIES: Record<string, [string, string]> = { crit: ["●", "critical"], warn: ["▲", "warning"] };
 
-export const severityOf = (finding: Finding): string =>
-  finding.severity in WORDS ? (finding.kind === "NO_DATA" ? "none" : finding.severity) : "info";
+type Judged = Pick<Finding, "status" | "severity" | "kind">;
+
+export const severityOf = ({ severity, kind }: Judged): string =>
+  kind === "NO_DATA" ? "none" : severity in SEVERITIES ? severity : "info";
 
 /** A diagnosis with its severity as a sign, a word and a colour. */
-export function Badge({ finding, big }: { finding: Pick<Finding, "status" | "severity" | "kind">; big?: boolean }) {
-  const word = WORDS[finding.severity] ?? "";
+export function Badge({ finding, big }: { finding: Judged; big?: boolean }) {
+  const [sign, word] = SEVERITIES[finding.severity] ?? [];
   return (
-    <span class={`badge ${severityOf(finding as Finding)}${big ? " big" : ""}`}>
+    <span class={`badge ${severityOf(finding)}${big ? " big" : ""}`}>
       <span class="status">
-        {word && <span aria-hidden="true">{SIGNS[finding.severity]} </span>}
+        {sign && <span aria-hidden="true">{sign} </span>}
         {finding.status}
       </span>
       {word && <span class="word">{word}</span>}
@@ -24,13 +25,9 @@ export function Badge({ finding, big }: { finding: Pick<Finding, "status" | "sev
   );
 }
 
-export function Card(props: {
-  id: string;
-  title: string;
-  about?: string;
-  class?: string;
-  children: ComponentChildren;
-}) {
+type CardProps = { id: string; title: string; about?: string; class?: string; children: ComponentChildren };
+
+export function Card(props: CardProps) {
   return (
     <section class={`card ${props.class ?? ""}`} id={props.id} aria-labelledby={`${props.id}-title`}>
       <header>
@@ -151,17 +148,14 @@ export function Table({ caption, head, rows, hideCaption, words = [] }: TablePro
         <tbody>
           {rows.map((row, line) => (
             <tr key={line}>
-              {row.map((cell, at) =>
-                at === 0 ? (
-                  <th key={at} scope="row" class="words">
+              {row.map((cell, at) => {
+                const Cell = at ? "td" : "th";
+                return (
+                  <Cell key={at} class={kind(at)} {...(at ? {} : { scope: "row" })}>
                     {cell}
-                  </th>
-                ) : (
-                  <td key={at} class={kind(at)}>
-                    {cell}
-                  </td>
-                ),
-              )}
+                  </Cell>
+                );
+              })}
             </tr>
           ))}
         </tbody>
@@ -170,18 +164,14 @@ export function Table({ caption, head, rows, hideCaption, words = [] }: TablePro
   );
 }
 
-export type Piece = { phase: Phase; value: Num; share?: Num };
+type Piece = { phase: Phase; value: Num; share?: Num };
+const isThere = (piece: Piece): boolean => (piece.value ?? 0) > 0;
+
+type RibbonProps = { pieces: Piece[]; whole: number; label: string; thin?: boolean; show?: (value: Num) => string };
 
 /** One step as a bar of its phases. `whole` is the length of a full bar; what is too small keeps its place. */
-export function Ribbon(props: {
-  pieces: Piece[];
-  whole: number;
-  label: string;
-  thin?: boolean;
-  show?: (value: Num) => string;
-}) {
-  const { pieces, whole, label, thin, show = fmt.ms } = props;
-  const shown = pieces.filter((piece) => (piece.value ?? 0) > 0);
+export function Ribbon({ pieces, whole, label, thin, show = fmt.ms }: RibbonProps) {
+  const shown = pieces.filter(isThere);
   const text = `${label}: ${shown.map((piece) => `${piece.phase.label} ${show(piece.value)}`).join(", ")}`;
   return (
     <div class={`ribbon${thin ? " thin" : ""}`} role="img" aria-label={text}>
@@ -215,7 +205,7 @@ export function Line({ name, sum, children }: { name: string; sum: ComponentChil
 export function Legend({ pieces }: { pieces: Piece[] }) {
   return (
     <ul class="legend">
-      {pieces.map(({ phase, value, share }) => (
+      {pieces.filter(isThere).map(({ phase, value, share }) => (
         <li key={phase.key}>
           <span class="swatch" style={{ background: phase.colour }} aria-hidden="true" />
           {phase.label} <b>{fmt.ms(value)}</b>

@@ -1,10 +1,8 @@
 // Step Time Analysis: where a step's time goes, on the median rank and on the worst one.
-import { Breakdown, pivotOf, worstRank } from "./breakdown";
-import { Chart, type Line, type Mark } from "./chart";
+import { Chart, type Line as ChartLine } from "./chart";
+import { hasSteps, labelOf, type MetricStat, type Num, type Phase, phasesOf, shownPhases, type Summary } from "./data";
 import * as fmt from "./fmt";
-import { hasSteps, phaseLabel, phasesOf, shownPhases, type Phase } from "./phases";
-import { Card, type Figure, Figures, Findings, Table } from "./parts";
-import type { Event, Summary } from "./types";
+import { Card, type Figure, Figures, Findings, Legend, Line, Ribbon, Table } from "./parts";
 
 /** Events that a chart marks, and their letters. */
 const LETTERS: Record<string, [string, string]> = {
@@ -40,104 +38,119 @@ export function StepTime({ summary }: { summary: Summary }) {
   );
 }
 
+/** The metric by which ranks are told apart, the verdict's phase or the step, and the worst rank. */
+function pivotOf({ primary_diagnosis: first, step_time, catalog }: Summary): [string, MetricStat | undefined, Num] {
+  const isAbout = first.section === "step_time";
+  const key = isAbout && step_time.metrics[`${first.phase}_ms`]?.worst.rank != null ? `${first.phase}_ms` : "step_ms";
+  const stat = step_time.metrics[key];
+  return [labelOf(key, catalog), stat, (isAbout ? first.ranks[0] : null) ?? stat?.worst.rank ?? null];
+}
+
+/** A step as a bar of its phases: of the median rank and of the worst one. Both are real ranks, so the parts of a bar
+ * add up to its step. */
+export function Breakdown({ summary, phases, legend }: { summary: Summary; phases: Phase[]; legend?: boolean }) {
+  const { metrics, ranks } = summary.step_time;
+  const several = summary.run.world_size > 1;
+  const [, pivot, worst] = pivotOf(summary);
+  const barOf = (name: string, side: "median" | "worst", rank: Num) => {
+    const member = ranks[String(rank)]?.metrics;
+    const value = (key: string): Num => (member ? member[key] : metrics[key]?.[side].value) ?? null;
+    const pieces = phases.map((phase) => ({ phase, value: value(phase.key), share: metrics[phase.key]?.share ?? null }));
+    return { name: several ? `${name} ${fmt.rank(rank)}` : name, step: value("step_ms"), pieces };
+  };
+  const bars = [barOf("Median", "median", pivot?.median.rank ?? null)];
+  if (several) bars.push(barOf("Worst", "worst", worst));
+  const whole = Math.max(...bars.map((bar) => bar.step ?? 0)) || 1;
+  return (
+    <div class="breakdown">
+      {bars.map((bar) => (
+        <Line key={bar.name} name={bar.name} sum={fmt.ms(bar.step)}>
+          <Ribbon pieces={bar.pieces} whole={whole} label={`${bar.name} step`} />
+        </Line>
+      ))}
+      {legend && <Legend pieces={bars[0]?.pieces ?? []} />}
+    </div>
+  );
+}
+
 function figures(summary: Summary, phases: Phase[]): Figure[] {
   const { metrics } = summary.step_time;
   const many = summary.run.world_size > 1;
-  const pivot = pivotOf(summary);
+  const [label, pivot, worst] = pivotOf(summary);
   const dominant = [...phases].sort((a, b) => (metrics[b.key]?.share ?? 0) - (metrics[a.key]?.share ?? 0))[0];
-  const rates = (["samples_per_s", "tokens_per_s"] as const)
-    .filter((key) => metrics[key]?.average != null)
-    .map((key): Figure => {
-      const stat = metrics[key];
-      const total = many && stat?.total != null ? `per rank, ${fmt.rate(stat.total)} in total` : "";
-      return [key === "samples_per_s" ? "Samples/s" : "Tokens/s", fmt.rate(stat?.average), total];
-    });
+  const rate = (key: string, name: string): Figure[] => {
+    const stat = metrics[key];
+    if (stat?.average == null) return [];
+    const total = many && stat.total != null ? `per rank, ${fmt.rate(stat.total)} in total` : "";
+    return [[name, fmt.rate(stat.average), total]];
+  };
+  const spread: Figure[] = many
+    ? [
+        ["Gap", fmt.skew(pivot?.skew), `${label} ${fmt.ms(pivot?.worst.value)} against ${fmt.ms(pivot?.median.value)}`],
+        ["Worst Rank", fmt.rank(worst)],
+      ]
+    : [["p5 to p95", `${fmt.ms(metrics.step_ms?.p5)} to ${fmt.ms(metrics.step_ms?.p95)}`]];
   return [
     ["Step Time", fmt.ms(metrics.step_ms?.median.value), many ? "median rank" : "mean"],
-    ...(many
-      ? ([
-          [
-            "Gap",
-            fmt.skew(pivot.stat?.skew),
-            `${pivot.label} ${fmt.ms(pivot.stat?.worst.value)} against ${fmt.ms(pivot.stat?.median.value)}`,
-          ],
-          ["Worst Rank", fmt.rank(worstRank(summary))],
-        ] as Figure[])
-      : ([["p5 to p95", `${fmt.ms(metrics.step_ms?.p5)} to ${fmt.ms(metrics.step_ms?.p95)}`]] as Figure[])),
+    ...spread,
     ["WAIT Share (%)", fmt.share(metrics.wait_ms?.share)],
-    [
-      "Dominant split",
-      dominant ? dominant.label : fmt.MISSING,
-      dominant ? fmt.share(metrics[dominant.key]?.share) : "",
-    ],
-    ...rates,
+    ["Dominant split", dominant?.label ?? fmt.MISSING, dominant ? fmt.share(metrics[dominant.key]?.share) : ""],
+    ...rate("samples_per_s", "Samples/s"),
+    ...rate("tokens_per_s", "Tokens/s"),
   ];
 }
 
 function PhaseTable({ summary, phases }: { summary: Summary; phases: Phase[] }) {
-  const { metrics } = summary.step_time;
-  const columns = [...phases.map((phase) => phase.key), "step_ms"];
-  const each = (show: (key: string) => string): string[] => columns.map(show);
+  const keys = [...phases.map((phase) => phase.key), "step_ms"];
+  const row = (name: string, show: (stat: MetricStat | undefined, key: string) => string): string[] => [
+    name,
+    ...keys.map((key) => show(summary.step_time.metrics[key], key)),
+  ];
   const rows = [
-    ["Median", ...each((key) => fmt.ms(metrics[key]?.median.value))],
-    ["Worst", ...each((key) => fmt.ms(metrics[key]?.worst.value))],
-    ["Worst Rank", ...each((key) => fmt.rank(metrics[key]?.worst.rank) || "–")],
-    ["Skew (%)", ...each((key) => (metrics[key]?.skew == null ? "–" : fmt.skew(metrics[key]?.skew)))],
-    ["Share (%)", ...each((key) => (metrics[key]?.share == null ? "–" : fmt.share(metrics[key]?.share)))],
-    ["p5", ...each((key) => fmt.ms(metrics[key]?.p5))],
-    ["p95", ...each((key) => fmt.ms(metrics[key]?.p95))],
-    ["WAIT Share (%)", ...each((key) => (key === "wait_ms" ? fmt.share(metrics.wait_ms?.share) : ""))],
+    row("Median", (stat) => fmt.ms(stat?.median.value)),
+    row("Worst", (stat) => fmt.ms(stat?.worst.value)),
+    row("Worst Rank", (stat) => fmt.rank(stat?.worst.rank) || "–"),
+    row("Skew (%)", (stat) => (stat?.skew == null ? "–" : fmt.skew(stat.skew))),
+    row("Share (%)", (stat) => (stat?.share == null ? "–" : fmt.share(stat.share))),
+    row("p5", (stat) => fmt.ms(stat?.p5)),
+    row("p95", (stat) => fmt.ms(stat?.p95)),
+    row("WAIT Share (%)", (stat, key) => (key === "wait_ms" ? fmt.share(stat?.share) : "")),
   ];
   const head = ["", ...phases.map((phase) => phase.label), "Step Time"];
   return <Table caption="Step time by phase: the typical rank and the worst one" head={head} rows={rows} hideCaption />;
 }
 
 function StepChart({ summary }: { summary: Summary }) {
-  const series = summary.series.step_time;
-  const steps = series.steps ?? [];
+  const { step_time: series } = summary.series;
+  const { steps = [], step_ms: typical = [], step_ms_max: worst = [] } = series;
   if (steps.length < 2) return null;
-  const phases = phasesOf(Object.keys(series), summary.catalog).filter((phase) =>
-    series[phase.key]?.some((value) => value),
-  );
-  const lines: Line[] = phases.map((phase) => ({
-    label: phase.label,
-    values: series[phase.key] ?? [],
-    colour: phase.colour,
-    area: true,
-  }));
-  lines.push({ label: "Median", values: series.step_ms ?? [], colour: "--text" });
-  const differs = series.step_ms_max?.some((value, at) => value !== series.step_ms?.[at]);
-  if (differs) lines.push({ label: "Worst", values: series.step_ms_max ?? [], colour: "--worst", dash: true });
-  const marks = marksOf(summary.events);
-  const letters = [...new Set(marks.map((mark) => mark.letter))];
-  const names = Object.values(LETTERS).filter(([letter]) => letters.includes(letter));
+  const lines: ChartLine[] = phasesOf(Object.keys(series), summary.catalog)
+    .filter(({ key }) => series[key]?.some((value) => value))
+    .map(({ key, label, colour }) => ({ label, values: series[key] ?? [], colour, area: true }));
+  lines.push({ label: "Median", values: typical, colour: "--text" });
+  if (worst.some((value, at) => value !== typical[at]))
+    lines.push({ label: "Worst", values: worst, colour: "--worst", dash: true });
+  const marks = summary.events.flatMap(({ kind, step }) => {
+    const letter = LETTERS[kind]?.[0];
+    return letter && step != null ? [{ at: step, letter }] : [];
+  });
+  const letters = Object.values(LETTERS).filter(([letter]) => marks.some((mark) => mark.letter === letter));
+  const { phase } = summary.primary_diagnosis;
+  const step = summary.step_time.metrics.step_ms;
+  const alt =
+    `Chart of step time: median ${fmt.ms(step?.median.value)}, p5 ${fmt.ms(step?.p5)}, p95 ${fmt.ms(step?.p95)}` +
+    (phase ? `; the verdict is about ${labelOf(`${phase}_ms`, summary.catalog)}` : "");
   return (
     <figure>
       <figcaption>
         Step time over steps: phases of the median rank, and the worst step
-        {names.map(([letter, name]) => (
+        {letters.map(([letter, name]) => (
           <span class="letter" key={letter}>
             <b>{letter}</b> {name}
           </span>
         ))}
       </figcaption>
-      <Chart x={steps} xLabel="step" lines={lines} show={fmt.ms} marks={marks} alt={describe(summary)} height={260} />
+      <Chart x={steps} xLabel="step" lines={lines} show={fmt.ms} marks={marks} alt={alt} height={260} />
     </figure>
-  );
-}
-
-function marksOf(events: Event[]): Mark[] {
-  return events.flatMap((event) => {
-    const letter = LETTERS[event.kind]?.[0];
-    return letter && event.step != null ? [{ at: event.step, letter }] : [];
-  });
-}
-
-function describe(summary: Summary): string {
-  const step = summary.step_time.metrics.step_ms;
-  const phase = phaseLabel(summary.primary_diagnosis.phase, summary.catalog);
-  return (
-    `Chart of step time: median ${fmt.ms(step?.median.value)}, p5 ${fmt.ms(step?.p5)}, p95 ${fmt.ms(step?.p95)}` +
-    (phase ? `; the verdict is about ${phase}` : "")
   );
 }

@@ -16,8 +16,8 @@ from traceml.compare.compare import compare
 from traceml.errors import CommandError, printable, say
 from traceml.files import write_atomic
 from traceml.monitor.result import encode
-from traceml.present import compare_markdown, compare_text, page
-from traceml.present.compare_rows import lead_rows, more_rows, shifted
+from traceml.present import compare as views
+from traceml.present import page
 from traceml.runs import summary_file
 from traceml.runs.summary_file import Reading
 from traceml.schema import fmt
@@ -26,15 +26,15 @@ from traceml.schema.comparison import INCONCLUSIVE, MIXED, REGRESSION, WORSE, Co
 
 def page_data(found: Comparison) -> bytes:
     """The comparison for the browser: as data, and as rows."""
-    tables = [("Overview", lead_rows(found)), *more_rows(found)]
-    data = {"comparison": found, "shift": shifted(found), "tables": tables}
+    tables = [("Overview", views.lead_rows(found)), *views.more_rows(found)]
+    data = {"comparison": found, "shift": views.shifted(found), "tables": tables}
     return msgspec.json.encode({"kind": "comparison", **data})
 
 
 FORMATS: Final[dict[str, Callable[[Comparison], str]]] = {
-    "text": compare_text.render,
+    "text": views.text,
     "json": lambda found: encode(found).decode(),
-    "markdown": compare_markdown.render,
+    "markdown": views.markdown,
 }
 """Every way to show a comparison: the value of --format and its renderer."""
 FILES: Final = {".json": "json", ".txt": "text"}

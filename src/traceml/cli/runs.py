@@ -8,7 +8,7 @@ import msgspec
 
 from traceml.cli.main import Parser, one_of, show
 from traceml.errors import printable
-from traceml.present.runs_text import render
+from traceml.present.text import list_of_runs
 from traceml.runs import summary_file
 
 COLUMNS: Final = {
@@ -48,7 +48,7 @@ def main(words: list[str]) -> int:
     if given.json:
         show(msgspec.json.format(msgspec.json.encode(runs), indent=2).decode() + "\n", is_json=True)
     elif runs:
-        show(render(runs))
+        show(list_of_runs(runs))
     else:
         show(f"No runs in {printable(given.logs)}. `traceml run train.py` creates one.\n")
     return 0

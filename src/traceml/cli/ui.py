@@ -87,17 +87,14 @@ def _serve(given: argparse.Namespace) -> None:
     host = socket.gethostname() if given.host in WILDCARD else given.host
     host = f"[{host}]" if ":" in host else host
     url = f"http://{host}:{port}{base}{f'#/run/{quote(run)}' if run else ''}"
-
-    def when_up() -> None:
-        say(f"dashboard: {url}")
-        if line := _ssh_line(port, given.host, os.environ):
-            say(line)
-        if not given.no_browser and (command := _browser(os.environ)):
-            null = subprocess.DEVNULL
-            with contextlib.suppress(OSError):  # the address is on the screen
-                subprocess.Popen([command, url], start_new_session=True, stdin=null, stdout=null, stderr=null)
-
-    serve(guard, listener, watchers, when_up, given.companion)
+    say(f"dashboard: {url}")
+    if line := _ssh_line(port, given.host, os.environ):
+        say(line)
+    if not given.no_browser and (command := _browser(os.environ)):
+        null = subprocess.DEVNULL
+        with contextlib.suppress(OSError):  # the address is on the screen
+            subprocess.Popen([command, url], start_new_session=True, stdin=null, stdout=null, stderr=null)
+    serve(guard, listener, watchers, given.companion)
 
 
 def _place_of(given: str) -> tuple[Path, str | None]:

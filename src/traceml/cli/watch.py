@@ -14,8 +14,7 @@ from traceml.errors import CommandError, say
 from traceml.monitor import display
 from traceml.monitor.display import OutputTail
 from traceml.monitor.live import LiveRun, find_run
-from traceml.present.status_line import status_line
-from traceml.present.text import render
+from traceml.present.text import render, status_line
 from traceml.runs.manifest import OUTPUT_LOG, read_manifest, recorded_at
 from traceml.schema import WATCH_ONLY
 from traceml.settings import read_file_settings, resolve

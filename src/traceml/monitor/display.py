@@ -145,7 +145,7 @@ class Display:
         elif self._is_shown and self.log is None and not self._quiet and time.monotonic() >= self._due:
             # There is no terminal for the view, so status lines take its place.
             from traceml.monitor.live import LiveRun
-            from traceml.present.status_line import status_line
+            from traceml.present.text import status_line
 
             self._due = time.monotonic() + STATUS_EVERY_S
             self._run = self._run or LiveRun(self._folder)

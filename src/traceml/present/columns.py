@@ -50,12 +50,15 @@ def wrap(lead: str, text: str) -> list[str]:
 
 def table(
     rows: Sequence[Sequence[str]],
-    align: str,
+    align: str = "",
     indent: int = 2,
+    gap: int = 2,
     least: Sequence[int] = (),
     most: Sequence[int] = (),
 ) -> list[str]:
-    """Aligned columns, two spaces apart; `align` has `<` or `>` for each, `least` and `most` their widths."""
+    """Aligned columns. `align` has `<` or `>` for each (default: names on the left, numbers on the right),
+    `least` and `most` their widths."""
+    align = align or "<".ljust(len(rows[0]), ">")
     floor, roof = [*least, *[0] * len(align)], [*most, *[WIDTH] * len(align)]
     cells = [[clip(printable(cell), roof[i]) for i, cell in enumerate(row)] for row in rows]
     widths = [max(floor[i], *(columns(row[i]) for row in cells)) for i in range(len(align))]
@@ -63,7 +66,7 @@ def table(
     for row in cells:
         pads = [" " * (width - columns(cell)) for cell, width in zip(row, widths, strict=True)]
         placed = [c + p if a == "<" else p + c for c, p, a in zip(row, pads, align, strict=True)]
-        lines.append(clip((" " * indent + "  ".join(placed)).rstrip()))
+        lines.append(" " * indent + (" " * gap).join(placed))
     return lines
 
 

@@ -1,19 +1,42 @@
-"""The text of a summary: verdict, reason, next step, then the evidence, in at most 100 columns."""
+"""The text of a summary: verdict, reason, next step, then the evidence, in at most 100 columns.
 
+Shorter texts are here too: one line about a running training, and the table of `traceml runs`.
+"""
+
+from collections.abc import Sequence
 from typing import Final
 
-from traceml.present import layers as layer_rows
 from traceml.present.columns import RULE, page, spread, table, wrap
 from traceml.schema import WATCH_ONLY, fmt
+from traceml.schema import live as state
 from traceml.schema.catalog import Metric
-from traceml.schema.summary import MetricStat, Section, Summary
+from traceml.schema.live import Live
+from traceml.schema.summary import (
+    Finding,
+    Layers,
+    ListedRun,
+    MetricStat,
+    Section,
+    SectionWindow,
+    Summary,
+    Training,
+)
 
 LONGEST_NAME: Final = 36
-SEVERITY: Final = {"info": "", "warn": "  (warning)", "crit": "  (critical)"}
+SEVERITY: Final = {"warn": "warning", "crit": "critical"}
 ALWAYS: Final = ("step_ms", "input_ms", "forward_ms", "backward_ms", "optimizer_ms", "wait_ms", "compute_ms")
 WORTH_A_ROW: Final = 0.001
 MOST_TRAININGS: Final = 16
 MOST_LAYERS: Final = 10
+LAYER_COLUMNS: Final = (
+    ("Forward", "forward_ms", fmt.ms),
+    ("Share", "forward_share", fmt.share),
+    ("Backward", "backward_ms", fmt.ms),
+    ("Share", "backward_share", fmt.share),
+    ("Parameters", "parameter_bytes", fmt.size),
+    ("Activations", "activation_bytes", fmt.size),
+)
+RUN_HEADS: Final = ("Run", "Date", "Status", "Exit", "Steps", "Step", "Verdict")
 
 
 def render(summary: Summary) -> str:
@@ -25,7 +48,7 @@ def render(summary: Summary) -> str:
         lines += ["", *_trainings(summary)] if summary.run.trainings else []
         lines += ["", *_run(summary)] if summary.run.parts else []
         lines += ["", *_memory(summary)]
-        lines += ["", *_layers(summary)] if summary.layers is not None else []
+        lines += ["", *_layers(summary.layers)] if summary.layers is not None else []
     if has_steps or summary.run.mode == WATCH_ONLY:
         lines += ["", *_gauges(summary, "system", "System"), "", *_gauges(summary, "process", "Process")]
     if summary.run.notes:
@@ -49,7 +72,7 @@ def _head(summary: Summary) -> list[str]:
 
 def _verdict(summary: Summary) -> list[str]:
     first = summary.primary_diagnosis
-    lines = [f"Verdict  {first.status}{SEVERITY.get(first.severity, '')}"]
+    lines = [f"Verdict  {_judged(first)}"]
     lines += wrap("Why      ", first.summary)
     lines += wrap("Next     ", first.action)
     if first.potential_speedup is not None:
@@ -64,9 +87,13 @@ def _verdict(summary: Summary) -> list[str]:
     return lines
 
 
+def _judged(found: Finding | Training) -> str:
+    word = SEVERITY.get(found.severity)
+    return f"{found.status}  ({word})" if word else found.status
+
+
 def _title(title: str, section: Section, right: str = "") -> str:
-    found = section.diagnosis
-    return spread(f"{title:<13}{found.status}{SEVERITY.get(found.severity, '')}", right)
+    return spread(f"{title:<13}{_judged(section.diagnosis)}", right)
 
 
 def _others(summary: Summary, name: str) -> list[str]:
@@ -76,8 +103,7 @@ def _others(summary: Summary, name: str) -> list[str]:
     lines: list[str] = []
     for finding in section.issues:
         if (first.section, first.kind) != (name, finding.kind):
-            is_first = finding is section.issues[0]
-            lead = "" if is_first else f"{finding.status}{SEVERITY.get(finding.severity, '')}: "
+            lead = "" if finding is section.issues[0] else f"{_judged(finding)}: "
             lines += wrap("  ", f"{lead}{finding.summary}")
             lines += [] if finding.severity == "info" else wrap("  -> ", finding.action)
     return lines
@@ -87,12 +113,15 @@ def _rows_of(summary: Summary, section: str) -> dict[str, Metric]:
     return {row.key: row for row in summary.catalog if row.section == section}
 
 
+def steps_of(window: SectionWindow) -> str:
+    """Which steps a section is about, and by which clock; nothing if there are none."""
+    first, last = fmt.plain(window.start_step), fmt.plain(window.end_step)
+    return f"steps {first} to {last}, {window.clock or 'unknown'} clock" if window.num_steps else ""
+
+
 def _step_time(summary: Summary) -> list[str]:
     section, window = summary.step_time, summary.step_time.window
-    first, last = fmt.plain(window.start_step), fmt.plain(window.end_step)
-    span = f"steps {first} to {last}, {window.clock or 'unknown'} clock"
-    lines = [_title("Step time", section, span if window.num_steps else "")]
-    lines += _others(summary, "step_time")
+    lines = [_title("Step time", section, steps_of(window)), *_others(summary, "step_time")]
     if not window.num_steps:
         return lines
     known, many = _rows_of(summary, "step_time"), summary.run.world_size > 1
@@ -136,8 +165,7 @@ def _time_cells(stat: MetricStat, many: bool) -> list[str]:
 
 def _number_table(rows: list[list[str]]) -> list[str]:
     """A table with names on the left and numbers on the right."""
-    count = len(rows[0]) - 1
-    return table(rows, "<" + ">" * count, least=(12, *[9] * count), most=(LONGEST_NAME,))
+    return table(rows, least=(12, *[9] * len(rows[0])), most=(LONGEST_NAME,))
 
 
 def _trainings(summary: Summary) -> list[str]:
@@ -151,7 +179,7 @@ def _trainings(summary: Summary) -> list[str]:
             fmt.ms(t.step_ms),
             fmt.share(t.input_share),
             fmt.share(t.compute_share),
-            f"{t.status}{SEVERITY.get(t.severity, '')}",
+            _judged(t),
         ]
         for t in found[:MOST_TRAININGS]
     ]
@@ -188,17 +216,45 @@ def _memory(summary: Summary) -> list[str]:
     return lines
 
 
-def _layers(summary: Summary) -> list[str]:
-    """The layers that take longest, of deep mode."""
-    found = summary.layers
-    assert found is not None
-    top = found.layers[:MOST_LAYERS]
-    rows = [layer_rows.heads(summary), *(layer_rows.cells(layer, summary) for layer in top)]
-    lines = [spread("Layers", layer_rows.about(found))]
-    lines += table(rows, "<<" + ">" * (len(rows[0]) - 2), most=(LONGEST_NAME, 16))
-    for line in layer_rows.foot(found, len(top)):
+def _layers(found: Layers) -> list[str]:
+    rows = layer_rows(found, MOST_LAYERS)
+    lines = [spread("Layers", about_layers(found))]
+    lines += table(rows, "<<".ljust(len(rows[0]), ">"), most=(LONGEST_NAME, 16))
+    for line in layer_sums(found, MOST_LAYERS):
         lines += wrap("  ", line)
     return lines
+
+
+def layer_rows(found: Layers, most: int) -> list[list[str]]:
+    """The head, and the layers that take longest: own time and memory, without the layers that they call."""
+    several = len(found.ranks) > 1
+    rows = [["Layer", "Type", *(head for head, *_ in LAYER_COLUMNS), *["Worst rank"] * several]]
+    for one in found.layers[:most]:
+        values = [(getattr(one, name), show) for _, name, show in LAYER_COLUMNS]
+        worst = f"{fmt.ms(one.worst.value)} {fmt.rank(one.worst.rank)}"
+        shown = ["-" if value == 0 else show(value) for value, show in values]
+        rows.append([one.path, one.type, *shown, *[worst] * several])
+    return rows
+
+
+def about_layers(found: Layers) -> str:
+    """What the numbers are based on."""
+    samples = f"{fmt.count(found.samples)} samples" if found.samples != 1 else "1 sample"
+    first, last = fmt.plain(found.start_step), fmt.plain(found.end_step)
+    steps = f"step {first}" if first == last else f"steps {first} to {last}"
+    return f"{samples}, {steps}, {found.clock or 'unknown'} clock"
+
+
+def layer_sums(found: Layers, shown: int) -> list[str]:
+    """The sums, and what the table does not say by itself."""
+    rest = f"{fmt.count(found.count)} layers in all; " if found.count > shown else ""
+    sums = (
+        f"{rest}forward {fmt.ms(found.forward_ms)}, backward {fmt.ms(found.backward_ms)} "
+        f"({fmt.share(found.outside_share)} outside of layers); "
+        f"parameters {fmt.size(found.parameter_bytes)}, gradients {fmt.size(found.gradient_bytes)}, "
+        f"activations {fmt.size(found.activation_bytes)} ({fmt.size(found.outside_bytes)} outside)"
+    )
+    return [sums, *found.notes]
 
 
 def _gauges(summary: Summary, name: str, title: str) -> list[str]:
@@ -239,3 +295,43 @@ def _foot(summary: Summary) -> list[str]:
         share = fmt.share(cost.share)
         lines.append(f"TraceML's own cost: {cost.us_per_step:.1f} µs per step ({share} of step time)")
     return lines
+
+
+def status_line(live: Live) -> str:
+    """Progress, step time and verdict in one line, for logs without a terminal."""
+    summary = live.summary
+    run, found = summary.run, summary.primary_diagnosis
+    age = fmt.age(run.duration_s or 0.0)
+    if run.mode == WATCH_ONLY:
+        parts = (("machine", summary.system, "ram_bytes"), ("command", summary.process, "rss_bytes"))
+        return f"{age}: " + "; ".join(_used(name, section, memory) for name, section, memory in parts)
+    if not run.steps.total:
+        return f"{age}: {state.STATES[live.state]}"
+    step = summary.step_time.metrics.get("step_ms", MetricStat())
+    rate = f" ({fmt.rate(live.steps_per_s, 'steps')})" if live.steps_per_s is not None else ""
+    news = f", {state.STATES[live.state]} for {fmt.age(live.quiet_s)}" if live.state == state.STALE else ""
+    word = f" ({SEVERITY[found.severity]})" if found.severity in SEVERITY else ""
+    progress = f"{age}: step {fmt.count(run.steps.total)}{rate}{news}"
+    return f"{progress}; step time {fmt.ms(step.median.value)}; {found.status}{word}: {found.summary}"
+
+
+def _used(name: str, section: Section, memory: str) -> str:
+    cpu, held = (section.metrics.get(key, MetricStat()).average for key in ("cpu_percent", memory))
+    return f"{name} CPU {fmt.percent(cpu)}, memory {fmt.size(held)}"
+
+
+def list_of_runs(runs: Sequence[ListedRun]) -> str:
+    """The table of `traceml runs`: one line per run, at most 100 columns."""
+    rows = [
+        (
+            run.name,
+            (run.started_at or "").replace("T", " ")[:16],
+            run.status or "",
+            "" if run.exit_code is None else str(run.exit_code),
+            "" if run.steps is None else fmt.count(run.steps),
+            "" if run.step_ms is None else fmt.ms(run.step_ms),
+            run.problem or run.verdict or "",
+        )
+        for run in runs
+    ]
+    return page(table([RUN_HEADS, *rows], "<<<>>><", indent=0, most=(30, 16, 11, 4, 9, 9)))

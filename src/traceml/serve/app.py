@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,8 +22,6 @@ from traceml.serve.watched import Watched, Watchers, pieces
 
 JSON: Final = "application/json"
 STREAM: Final = "text/event-stream"
-LONGEST_NAME: Final = 255
-"""Bytes of a folder's name; no file system has longer ones."""
 NO_RUN: Final = "no such run"
 Compare = Callable[[str, str], bytes]
 """Names of two runs to the answer that has their comparison."""
@@ -33,7 +32,6 @@ class Site:
 
     def __init__(self, logs: Path, page: bytes, watchers: Watchers, compare: Compare) -> None:
         self._logs, self._page, self._watchers, self._compare = logs, page, watchers, compare
-        self._known: dict[str, tuple[tuple[int, ...], ListedRun]] = {}
 
     def app(self) -> Starlette:
         """The routes. Every error is JSON with one line."""
@@ -92,26 +90,24 @@ class Site:
         return folder
 
     def _runs(self) -> list[ListedRun]:
-        """As `traceml runs` lists them, newest first; a summary that has not changed is not read again."""
-        found: dict[str, tuple[tuple[int, ...], ListedRun]] = {}
-        runs = []
-        for name in names_of_folders(self._logs, links=False):
-            mark, known = _mark(self._logs / name / SUMMARY_JSON), self._known.get(name)
-            run = known[1] if known and mark and known[0] == mark else listed(self._logs / name)
-            if run is not None:
-                found[name] = (mark, run)
-                runs.append(run)
-        self._known = found
+        """As `traceml runs` lists them, newest first."""
+        folders = (self._logs / name for name in names_of_folders(self._logs, links=False))
+        runs = [run for folder in folders if (run := _listed(folder)) is not None]
         return sorted(runs, key=lambda run: run.started_at or "", reverse=True)
 
 
-def _mark(path: Path) -> tuple[int, ...]:
-    """Differs for each version of a file; empty if there is none."""
+def _listed(folder: Path) -> ListedRun | None:
+    """The run in this folder; a summary that has not changed is not read again."""
     try:
-        stat = os.stat(path)
+        stat = os.stat(folder / SUMMARY_JSON)
     except OSError:
-        return ()
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+        return listed(folder)
+    return _known(folder, stat.st_ino, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=10_000)
+def _known(folder: Path, *_version: int) -> ListedRun | None:
+    return listed(folder)
 
 
 def _sent(data: bytes, media_type: str, status: int = 200) -> Response:
@@ -119,15 +115,13 @@ def _sent(data: bytes, media_type: str, status: int = 200) -> Response:
     return StreamingResponse(pieces(data), status, headers, media_type)
 
 
-def _error(status: int, line: str) -> Response:
-    return _sent(msgspec.json.encode({"error": printable(line)}), JSON, status)
-
-
 async def _refused(_: Request, problem: Exception) -> Response:
-    """The line for each kind of error."""
+    """Every error is JSON with one line."""
+    status, line = 500, "this failed; the terminal of the server says why"
     if isinstance(problem, HTTPException):
-        return _error(problem.status_code, problem.detail)
-    if isinstance(problem, CommandError):
-        return _error(409, str(problem))
-    say_once(f"the dashboard failed to answer ({type(problem).__name__}: {problem})")
-    return _error(500, "this failed; the terminal of the server says why")
+        status, line = problem.status_code, problem.detail
+    elif isinstance(problem, CommandError):
+        status, line = 409, str(problem)
+    else:
+        say_once(f"the dashboard failed to answer ({type(problem).__name__}: {problem})")
+    return _sent(msgspec.json.encode({"error": printable(line)}), JSON, status)

@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -72,15 +71,9 @@ class _Connection(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, watchers: Watchers, when_up: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, watchers: Watchers) -> None:
         super().__init__(config)
-        self._watchers, self._when_up = watchers, when_up
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_default_executor(ThreadPoolExecutor(THREADS, "traceml-look"))
-        await super().startup(sockets)
-        self._when_up()
+        self._watchers = watchers
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._watchers.close()
@@ -93,13 +86,7 @@ class _Server(uvicorn.Server):
             self.should_exit = True
 
 
-def serve(
-    app: ASGIApp,
-    listener: socket.socket,
-    watchers: Watchers,
-    when_up: Callable[[], None],
-    is_companion: bool,
-) -> None:
+def serve(app: ASGIApp, listener: socket.socket, watchers: Watchers, is_companion: bool) -> None:
     """Answer until a signal comes or, as a companion of `traceml run`, until that ends."""
     config = uvicorn.Config(
         app,
@@ -117,12 +104,13 @@ def serve(
         timeout_graceful_shutdown=LAST_WORD_S,
     )
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # clients that go away are nobody's business
-    server = _Server(config, watchers, when_up)
+    server = _Server(config, watchers)
 
     async def run() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(THREADS, "traceml-look"))
         if is_companion:
-            stdin = sys.stdin.fileno()
-            asyncio.get_running_loop().add_reader(stdin, server.end_with_standard_input)
+            loop.add_reader(sys.stdin.fileno(), server.end_with_standard_input)
         await server.serve([listener])
 
     asyncio.run(run())

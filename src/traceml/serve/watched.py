@@ -4,13 +4,13 @@ Nothing is queued: there is one newest message per run, and a page that reads sl
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
-from starlette.exceptions import HTTPException
 
 from traceml.errors import CommandError, failsafe
 from traceml.monitor.live import LiveRun
@@ -21,7 +21,6 @@ FORGET_S: Final = 30.0
 KEPT_S: Final = 5.0
 """The message of an ended run is kept this long; then it is read again, because the run may be replaced."""
 BEAT_S: Final = 15.0
-MOST_RUNS: Final = 64
 PIECE: Final = 64 * 1024
 """So much is written at a time; a client that does not read makes us hold about twice that."""
 BEAT: Final = b": still here\n\n"
@@ -98,7 +97,7 @@ class Watched:
                 message = await self.newest()
             except CommandError:
                 return  # the page asks again, and is told why
-            if message is not sent and message != sent:
+            if message != sent:
                 sent, sent_at = message, time.monotonic()
                 yield b"data: "
                 async for piece in pieces(message):
@@ -115,10 +114,8 @@ class Watched:
 
     async def _rest(self) -> None:
         """Until the next look, or until the server ends."""
-        try:
+        with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._closing.wait(), max(self._due - time.monotonic(), 0.01))
-        except asyncio.TimeoutError:
-            return
 
     def is_forgotten(self) -> bool:
         """Whether nobody has asked for it in a while; or it ended, and may have been replaced since."""
@@ -137,8 +134,6 @@ class Watchers:
         self._forget()
         asyncio.get_running_loop().call_later(2 * FORGET_S, self._forget)
         if folder not in self._open:
-            if len(self._open) >= MOST_RUNS:
-                raise HTTPException(503, "too many runs are open; close some pages")
             self._open[folder] = Watched(folder, self._closing)
         return self._open[folder]
 

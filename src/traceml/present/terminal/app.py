@@ -7,7 +7,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import ClassVar, Final
 
@@ -22,8 +22,8 @@ from textual.widget import Widget
 
 from traceml.errors import CommandError
 from traceml.present.terminal.ink import Ink, line
-from traceml.present.terminal.panels import PANELS, Shown, draw, key_line, panels_of
-from traceml.present.terminal.ranks import Sorting, heads_of
+from traceml.present.terminal.panels import Shown, draw
+from traceml.present.terminal.tables import rank_heads
 from traceml.schema.live import Live
 
 LOOK_EVERY_S: Final = 1.0
@@ -38,27 +38,26 @@ SIDE_BY_SIDE: Final = 180
 class Panel(Widget):
     """Some lines, drawn for the width that there is."""
 
-    def __init__(self, name: str, lines: Callable[[int, int], Sequence[Text]]) -> None:
+    def __init__(self, shown: Shown, name: str) -> None:
         super().__init__(id=name)
-        self._lines_for = lines
+        self._draw = partial(draw, name, shown)
         self._drawn: list[Text] = []
         self._strips: list[Strip] = []
 
     def redraw(self) -> None:
         """Draw again; the screen changes only where the lines do."""
-        drawn = list(self._lines_for(self.content_size.width, self.content_size.height))
+        drawn = self._draw(self.content_size.width, self.content_size.height)
         if drawn != self._drawn:
-            taller = len(drawn) != len(self._drawn)
             self._drawn = drawn
             # `line`: Rich drops the style of a text that is a single piece.
             self._strips = [Strip(line(one).render(self.app.console)) for one in drawn]
-            self.refresh(layout=taller)
+            self.refresh(layout=True)
 
     def on_resize(self) -> None:
         self.redraw()
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:  # noqa: ARG002 - Textual's
-        return len(self._lines_for(width, viewport.height))
+        return len(self._draw(width, viewport.height))
 
     def render_line(self, y: int) -> Strip:
         width = self.content_size.width
@@ -81,6 +80,7 @@ class LiveApp(App[None]):
     #ranks { padding-right: 2; }
     .stacked #rest { layout: vertical; }
     .stacked #rest Panel { width: 100%; padding-right: 0; }
+    .stacked #rest #ranks { height: auto; min-height: 3; max-height: 50%; }
     #over { height: 1fr; }
     .roomy #time, .roomy #gauges, .roomy #layers, .roomy #rest, .roomy.stacked #output { margin-top: 1; }
     """
@@ -119,22 +119,17 @@ class LiveApp(App[None]):
         self.shown = Shown(ink)
         self._look, self._read_output = look, read_output
         self._interrupt = interrupt
-        self._panels = len(panels_of(self.shown))
+        self._panels = self.shown.panels()
 
     def compose(self) -> ComposeResult:
-        made = {name: Panel(name, partial(draw, name, self.shown)) for name in ("rail", "tabs", *PANELS)}
-        yield made["rail"]
-        yield made["tabs"]
-        yield made["time"]
+        panel = partial(Panel, self.shown)
+        yield from map(panel, ("rail", "tabs", "time"))
         with Horizontal(id="gauges"):
-            for name in ("memory", "system", "process"):
-                yield made[name]
-        yield made["layers"]
+            yield from map(panel, ("memory", "system", "process"))
+        yield panel("layers")
         with Horizontal(id="rest"):
-            yield made["ranks"]
-            yield made["output"]
-        yield Panel("over", partial(draw, "over", self.shown))
-        yield Panel("keys", partial(key_line, self.shown))
+            yield from map(panel, ("ranks", "output"))
+        yield from map(panel, ("over", "keys"))
 
     def on_mount(self) -> None:
         if os.name == "posix":
@@ -178,12 +173,8 @@ class LiveApp(App[None]):
         return time.thread_time() - began
 
     def redraw(self) -> None:
-        if not self.query(Panel):
-            return  # not composed yet, or ending
-        if len(panels_of(self.shown)) != self._panels:
-            self._panels = len(panels_of(self.shown))
+        if self.shown.panels() != self._panels:
             self._arrange()
-        self._fit_ranks()
         for panel in self.query(Panel):
             if panel.display:
                 panel.redraw()
@@ -192,39 +183,26 @@ class LiveApp(App[None]):
         self._arrange(event.size)
 
     def _arrange(self, new_size: Size | None = None) -> None:
-        if not self.query(Panel):
-            return
+        """Decide which panels are there, and how they stand."""
         shown, size = self.shown, new_size or self.size
-        alone = shown.zoomed or size.width < SMALL.width or size.height < SMALL.height
-        shown.alone, covered = alone, bool(shown.over)
-        there = panels_of(shown)
-        for name in PANELS:
-            here = name in there and (not alone or name in (shown.current, "output"))
-            self.query_one(f"#{name}").display = here and not covered
-        self.query_one("#tabs").display = alone and not covered
-        self.query_one("#over").display = covered
-        gauges, rest = self.query_one("#gauges"), self.query_one("#rest")
-        gauges.display = not covered and (not alone or shown.current in ("memory", "system", "process"))
-        rest.display = not covered
-        self.screen.set_class(alone or size.width < SIDE_BY_SIDE, "stacked")
-        self.screen.set_class(not alone, "roomy")
+        shown.alone = shown.zoomed or size.width < SMALL.width or size.height < SMALL.height
+        self._panels = shown.panels()
+        beside = [name for name in self._panels if not shown.alone or name in (shown.current, "output")]
+        there = ["over"] if shown.over else [*beside, *["tabs"] * shown.alone]
+        for panel in self.query(Panel):
+            panel.display = panel.id in (*there, "rail", "keys")
+        for box in self.query(Horizontal):
+            box.display = any(panel.display for panel in box.children)
+        self.screen.set_class(shown.alone or size.width < SIDE_BY_SIDE, "stacked")
+        self.screen.set_class(not shown.alone, "roomy")
         self.call_after_refresh(self.redraw)
-
-    def _fit_ranks(self) -> None:
-        """Above the output, the ranks take no more room than they need."""
-        live, rest, ranks = self.shown.live, self.query_one("#rest"), self.query_one("#ranks")
-        height: str | int = "2fr" if self.shown.alone else "1fr"
-        if live is not None and self.screen.has_class("stacked"):
-            height = min(len(live.summary.step_time.ranks) + 3, max(rest.size.height // 2, 4))
-        if ranks.styles.height is None or str(ranks.styles.height) != str(height):
-            ranks.styles.height = height
 
     def action_pause(self) -> None:
         self.shown.paused = not self.shown.paused
         self.redraw()
 
     def action_next(self, by: int) -> None:
-        there = panels_of(self.shown)
+        there = self.shown.panels()
         at = there.index(self.shown.current) + by
         self.shown.current = there[at if at < len(there) else 0]
         self._arrange()
@@ -239,12 +217,15 @@ class LiveApp(App[None]):
         self._arrange()
 
     def action_sort(self) -> None:
-        if self.shown.live is not None:
-            self.shown.sorting = self.shown.sorting.next(len(heads_of(self.shown.live.summary)))
+        shown = self.shown
+        if shown.live is not None:
+            is_last = shown.column + 1 >= len(rank_heads(shown.live.summary))
+            shown.column = 0 if is_last else shown.column + 1
+            shown.descending = not is_last
             self.redraw()
 
     def action_reverse(self) -> None:
-        self.shown.sorting = Sorting(self.shown.sorting.column, not self.shown.sorting.descending)
+        self.shown.descending = not self.shown.descending
         self.redraw()
 
     def action_move(self, by: int) -> None:

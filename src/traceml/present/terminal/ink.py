@@ -8,7 +8,7 @@ from typing import Final
 from rich.text import Text
 
 from traceml.errors import printable
-from traceml.present.columns import clip, columns
+from traceml.present.columns import columns
 from traceml.schema.catalog import WHITE_TEXT_ON, colour_of
 
 BARS: Final = ("▁▂▃▄▅▆▇█", " .:-=+*#")
@@ -43,14 +43,6 @@ class Ink:
     def text(self, text: str, style: str = "") -> Text:
         """One piece of a line. Nothing in it is markup."""
         return Text(self.clean(text), style=style, no_wrap=True, end="")
-
-    def clipped(self, text: str, most: int, style: str = "") -> Text:
-        """The same, at most this many columns wide."""
-        return self.text(clip(printable(text), max(most, 1)), style)
-
-    def severity(self, severity: str) -> str:
-        colour = SEVERITY.get(severity, ("", ""))[1]
-        return f"bold {colour}" if self.colour and colour else "bold"
 
     def phase(self, key: str, user_keys: Sequence[str], background: bool = False) -> str:
         """The style of a phase: its colour as text, or as background with readable text on it."""

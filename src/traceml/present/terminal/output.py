@@ -3,9 +3,6 @@
 import re
 from typing import Final
 
-from traceml.errors import printable
-from traceml.present.columns import columns
-
 _TOKENS: Final = re.compile(
     r"(?P<csi>\x1b\[(?P<args>[0-?]*)[ -/]*(?P<what>[@-~]))"
     r"|(?P<osc>\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?)"
@@ -14,8 +11,6 @@ _TOKENS: Final = re.compile(
     r"|(?P<text>[^\x1b\n\r\b]+)"
 )
 MOST_UP: Final = 200
-MOST_ROWS: Final = 3
-"""Of one long line on the screen; the file has all of it."""
 
 
 def settled(text: str) -> list[str]:
@@ -47,27 +42,3 @@ def settled(text: str) -> list[str]:
 
 def _count(argument: str) -> int:
     return min(int(argument), MOST_UP) if argument.isdigit() else 1
-
-
-def folded(lines: list[str], width: int, most: int) -> list[str]:
-    """The newest lines that fit into `most` rows; a long line takes a few of them and is cut then."""
-    rows: list[str] = []
-    for line in reversed(lines):
-        if len(rows) >= most:
-            break
-        rows = [*_pieces(printable(line.expandtabs()), max(width, 4)), *rows]
-    return rows[-most:] if most > 0 else []
-
-
-def _pieces(line: str, width: int) -> list[str]:
-    if columns(line) <= width:
-        return [line]
-    found = [""]
-    for ch in line[: MOST_ROWS * width + 1]:
-        if columns(found[-1]) + columns(ch) > width:
-            found.append("")
-        found[-1] += ch
-    if len(found) > MOST_ROWS:
-        found = found[:MOST_ROWS]
-        found[-1] = found[-1][:-1] + "…"
-    return found

@@ -61,6 +61,10 @@ def align_ranks(newest: Ranks, before: Before | None = None) -> Window:
         arrays.window(tuple(with_steps), begin, _device_rows(ranks, steps[begin:])),
         workers=max((e.workers or 0 for e in starts), default=0),
         epoch_starts=frozenset(e.step for e in starts if e.step is not None),
+        loader_on_thread=any(e.kind == "loader_on_thread" for r in ranks for e in r.events),
+        new_optimizers=tuple(
+            e.step for e in ranks[0].events if e.kind == "new_optimizer" and e.step is not None
+        ),
         batches_per_step=max(1.0, float(np.mean(ranks[0].rows["micro_batches"]))),
         warmup=warmup_ms,
         total_steps=len(held.common) + earlier,

@@ -167,6 +167,8 @@ def _how(first: EndedFirst, ranks: Ranks, ends: Events) -> str:
         did = "crashed with" if end.signal in CRASHES else "was killed by"
         return f"{who} {did} {end.signal} {where}"
     if end.exit_code is not None and not _raised(end, ranks):
+        # It closed its recording after it had left the loop: where it was then says nothing.
+        where = _place(first.step, None if end.closed else first.phase, first.raised_at)
         return f"{who} exited with code {end.exit_code} {where}"
     did = "was killed or crashed" if _is_abrupt(end, ranks) else "ended"
     return f"r{first.rank} {did}{' first' if several else ''}, {where}"

@@ -8,7 +8,8 @@ import numpy as np
 
 from traceml.analyze import endings
 from traceml.analyze.recordings import Attempts, absent_ranks, expected_ranks, listed, steps_of
-from traceml.analyze.window import LABELS, PHASE_KEYS, SYNC, Window
+from traceml.analyze.rules.rule import MOST_SHARE
+from traceml.analyze.window import LABELS, NO_GRAD, PHASE_KEYS, SYNC, Window
 from traceml.schema import WATCH_ONLY, fmt
 from traceml.schema.recorded import RankRecording, RecordedEvent, RunFacts, RunRecording
 from traceml.schema.summary import Attempt
@@ -101,7 +102,13 @@ def _about_the_window(window: Window) -> Iterator[str]:
             "next batch or forward pass after a backward pass; optimizer time is not measured."
         )
     if window.input_inferred:
-        yield "Input time is inferred, because no data loader was seen."
+        why = "another thread reads the data loader" if window.loader_on_thread else "no data loader was seen"
+        yield f"Input time is inferred, because {why}: it is what runs before the forward pass."
+    if window.count and (share := window.median_share(window.of(NO_GRAD))) >= MOST_SHARE:
+        yield (
+            f"Forward passes without gradients (a teacher, target, reference or rollout model, or a metric) "
+            f"take {fmt.share(share)} of a step."
+        )
     if window.earlier_steps:
         yield (
             f"The diagnosis covers the newest {fmt.count(window.count)} steps; "

@@ -206,13 +206,20 @@ def find_runs(values: NDArray[np.intp], most: int) -> list[tuple[int, int, int]]
 
 def find_period(indices: NDArray[np.int64]) -> int | None:
     """The period of these steps: at least 80 % of the distances between them agree, and from the first to the
-    last at least 80 % of the steps that it calls for are there. A burst of slow steps has no period."""
+    last at least 80 % of the steps that it calls for are there. A burst of slow steps has no period. A few
+    slow steps with another cause do not hide one: steps without a neighbour one period away are left out."""
     if len(indices) < FEWEST_SLOW + 1:
         return None
-    distances = np.diff(indices)
-    values, counts = np.unique(distances, return_counts=True)
+    values, counts = np.unique(np.diff(indices), return_counts=True)
     period = int(values[np.argmax(counts)])
-    near = np.abs(distances - period) <= max(period >= LOOSE_FROM, period // 20)
+    loose = max(period >= LOOSE_FROM, period // 20)
+    follows = [np.searchsorted(indices, indices + sign * period - loose) for sign in (-1, 1)]
+    ends = [np.searchsorted(indices, indices + sign * period + loose, "right") for sign in (-1, 1)]
+    in_rhythm = indices[(follows[0] < ends[0]) | (follows[1] < ends[1])]
+    if len(in_rhythm) >= PERIOD_SHARE * len(indices):
+        indices = in_rhythm
+    distances = np.diff(indices)
+    near = np.abs(distances - period) <= loose
     if period <= 1 or np.mean(near) < PERIOD_SHARE:
         return None
     called_for = (indices[-1] - indices[0]) / period

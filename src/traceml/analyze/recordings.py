@@ -139,7 +139,7 @@ class Attempts:
 
     chosen: Ranks
     before: list[Ranks]
-    doubles: tuple[RankRecording, ...] = ()  # claimed a rank while a process with more steps had it
+    doubles: tuple[RankRecording, ...] = ()  # claimed a rank while a process that trained longer had it
 
 
 def find_attempts(recordings: Sequence[RankRecording]) -> Attempts:
@@ -183,9 +183,10 @@ def listed(words: Sequence[str], most: int) -> str:
     return ", ".join(words[:most]) + more
 
 
-def _trust(recording: RankRecording) -> tuple[bool, int]:
-    """Of two processes with the same rank: node 0's own counts, else the one with more steps."""
-    return recording.node == 0, steps_of(recording)
+def _trust(recording: RankRecording) -> tuple[bool, bool, int]:
+    """Of two processes with the same rank: node 0's own counts, else the one that trained longer. A count of
+    steps would let a quick helper speak for the run."""
+    return recording.node == 0, steps_of(recording) >= ENOUGH_STEPS, step_ns(recording)
 
 
 def _spans(recordings: Sequence[RankRecording]) -> dict[int, tuple[int, int]]:

@@ -186,6 +186,18 @@ def accounting_of(first: RankRecording, attempts: Attempts, facts: RunFacts) -> 
     }
 
 
+def end_of_run(attempts: Attempts, facts: RunFacts) -> dict[str, float]:
+    """`end_s` and `run_s` of the window, for a run that was completed."""
+    first = next((r for r in attempts.chosen.values() if len(r.rows)), None)
+    seconds = accounting_of(first, attempts, facts) if first is not None else {}
+    if facts.status != "completed" or not seconds:
+        return {}
+    return {
+        "end_s": seconds["after_last_step_s"] or 0.0,
+        "run_s": sum(each or 0.0 for each in seconds.values()),
+    }
+
+
 def _outside(first: RankRecording, begin_ns: int, end_ns: int, when: str) -> dict[str, float]:
     """Seconds of validation and checkpoints between these times, never more than there are."""
     found, left_ns = {}, max(0, end_ns - begin_ns)

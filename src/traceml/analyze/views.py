@@ -350,13 +350,26 @@ class RankView:
     def saving_ms(self, *at: int) -> float:
         """What a step would save if these ranks were no slower than the slowest of the others."""
         own = self.window.own_work.values
-        others = (own[a + 1 : b] for a, b in pairwise([-1, *sorted(at), len(own)]))
-        slowest = np.max([part.max(axis=0) for part in others if len(part)], axis=0)
-        return float(np.mean(own.max(axis=0) - slowest)) / 1e6
+        return float(np.mean(own.max(axis=0) - _slowest_of_others(own, at))) / 1e6
+
+    def saving_in_ms(self, series: RankSeries, at: int) -> float:
+        """What a step would save if this rank spent no more on this than the others do. What else it does
+        alone, such as validation, stays."""
+        own = self.window.own_work.values
+        too_much = series.values[at] - _slowest_of_others(series.values, (at,))
+        mended = np.maximum(_slowest_of_others(own, (at,)), own[at] - np.maximum(too_much, 0.0))
+        return float(np.mean(own.max(axis=0) - np.minimum(mended, own.max(axis=0)))) / 1e6
 
     def name(self, at: int) -> str:
         rank, hosts = f"r{self.window.ranks[at]}", self.window.hosts
         return f"{rank} on {hosts[at]}" if len(set(hosts)) > 1 and hosts[at] else rank
+
+
+def _slowest_of_others(values: Floats, at: tuple[int, ...]) -> Floats:
+    """In each step, the most that any rank but these spends."""
+    parts = (values[a + 1 : b] for a, b in pairwise([-1, *sorted(at), len(values)]))
+    found: Floats = np.max([part.max(axis=0) for part in parts if len(part)], axis=0)
+    return found
 
 
 def _behind(series: RankSeries, group: tuple[int, ...]) -> Floats:

@@ -130,6 +130,10 @@ class Window:
     cpu_delay_share: float = 0.0  # share of time that other processes kept the ranks' threads from a core
     core_use: CoreUse = field(default_factory=CoreUse)
     batches_per_step: float = 1.0
+    loader_on_thread: bool = False  # another thread reads a loader
+    new_optimizers: tuple[int, ...] = ()  # steps from which on another optimizer ends the steps
+    end_s: float = 0.0  # from the last step to the end of a completed run, without validation and checkpoints
+    run_s: float = 0.0
     epoch_starts: frozenset[int] = frozenset()  # steps in which a loader, and its workers, were started
 
     @property

@@ -26,6 +26,11 @@ GARBAGE_COLLECTION: Final = "garbage collection"
 WORTH_A_WORD: Final = 0.1
 MOST_WITHOUT_CAUSE: Final = (WARN_SHARE + CRIT_SHARE) / 2
 """Irregular slow steps that no phase explains are never more than a warning."""
+SAME_MOMENT: Final = 3
+"""So many steps apart, a shift and its cause are one event."""
+LEAST_END_S: Final = 10.0
+BUSY_MACHINE: Final = 0.3
+"""If threads waited for a core longer than this, a long end says nothing."""
 FIRST_STEPS: Final = 3
 """In them DDP exchanges its order of gradients in the forward pass."""
 
@@ -71,6 +76,8 @@ def slowdown(view: TimeView) -> Measured | None:
     shift, window = view.shift, view.window
     if shift is None:
         return None
+    if _new_optimizer(view, shift):
+        return None  # reported as MORE WORK
     what, times = _more_work(view, shift)
     after = np.arange(window.count) >= shift.at
     cause = _find_cause(view, after, ~after, np.median, (shift.after - shift.before) / 1e6)
@@ -122,16 +129,34 @@ _WHAT_GROWS: Final[dict[str | None, str]] = {
 
 
 def more_work(view: TimeView) -> Measured | None:
-    """Steps take longer than before because they do more: longer episodes or sequences, larger batches."""
+    """Steps take longer than before because they do more: longer episodes or sequences, larger batches; or
+    from where another optimizer takes over, as when more layers are trained."""
     if view.shift is None:
         return None
     longer = view.shift.after / view.shift.before
+    if (began := _new_optimizer(view, view.shift)) and longer > 1:
+        words = {"longer": f"{longer:.1f}"}
+        evidence = {"since_step": began, "what": "new optimizer"}
+        return Measured(level=longer - 1, words=words, evidence=evidence, summary=_OTHER_OPTIMIZER)
     what, times = _more_work(view, view.shift)
     if times < 1 + EXPLAINED_SHARE * (longer - 1):
         return None
     since = int(view.window.steps[view.shift.at])
     words = {"times": f"{times:.1f}", "longer": f"{longer:.1f}"}
     return Measured(level=longer - 1, words=words, evidence={"since_step": since, "what": what})
+
+
+_OTHER_OPTIMIZER: Final = (
+    "Steps take {longer} times as long since step {since_step}, from where another optimizer takes over: a new "
+    "stage, or more layers that are trained."
+)
+
+
+def _new_optimizer(view: TimeView, shift: Shift) -> int:
+    """The step from which on another optimizer ends the steps, if the shift is there; else 0."""
+    at = int(view.window.steps[shift.at])
+    near = [step for step in view.window.new_optimizers if abs(step - at) <= SAME_MOMENT]
+    return near[0] if near else 0
 
 
 def _more_work(view: TimeView, shift: Shift) -> tuple[str, float]:
@@ -327,6 +352,16 @@ def _find_stop(view: TimeView, at: int, extra_ns: float) -> Cause:
     return _explaining(more_ms, extra_ns / 1e6, window.wait_places[rows, at].sum(axis=0), named)
 
 
+def long_end(view: TimeView) -> Measured | None:
+    """After its last step, the command went on for a large part of the run, without validation or checkpoints."""
+    window = view.window
+    if window.end_s < LEAST_END_S or window.cpu_delay_share >= BUSY_MACHINE:
+        return None
+    share = window.end_s / window.run_s
+    last = int(window.steps[-1])
+    return Measured(level=share, score=share, evidence={"step": last, "end_ms": 1e3 * window.end_s})
+
+
 def dropped_steps(view: TimeView) -> Measured | None:
     """Steps that began but never completed took long: the script caught an exception or skipped a batch."""
     window = view.window
@@ -394,5 +429,13 @@ SINGLE_RULES: Final[tuple[Rule[TimeView], ...]] = (
         "Look at the exception that the script catches there, or its reason to skip a batch (lack of memory, "
         "bad data).",
         Thresholds(of="{} of the training time"),
+    ),
+    Rule(
+        "LONG_END",
+        long_end,
+        "After the last step ({step}) the command went on for {end_ms}, {score} of the run, without validation or "
+        "checkpoints.",
+        "Look at what runs after the training loop: tests, plots, uploads, threads or processes that are waited for.",
+        Thresholds(CRIT_SHARE, None, of="{} of the run"),
     ),
 )

@@ -46,7 +46,7 @@ def _straggler(view: RankView, series: RankSeries, phase: str, what: str) -> Mea
             "slowest_step_ms": view.slowest_step_ms,
             "uneven_work": bool(uneven),
         },
-        cost_ms=view.saving_ms(found.at),
+        cost_ms=view.saving_in_ms(series, found.at),
         summary=f"{_ONE_LATE} {{uneven}}" if uneven else None,
         action=_SAME_WORK if uneven else None,
     )
@@ -114,6 +114,10 @@ _ONE_LATE: Final = (
 _SAME_WORK: Final = (
     "Give every rank the same amount of data: compare the sampler, shards and batch size of {rank}."
 )
+_NO_LOADER: Final = (
+    "Look at what {rank} runs before its forward pass: making the batch, or logging and saving that the others "
+    "do not do."
+)
 _ALWAYS_LATE: Final = (
     "{rank} are slow in nearly every step: {excess_ms} behind the others, which wait for them "
     "({share} of all time), because of {what}."
@@ -162,7 +166,11 @@ def input_straggler(view: RankView) -> Measured | None:
     """One rank, or a different one in each step, waits longer for its batches, and the others wait for it."""
     if view.uneven_in_both:
         return None  # reported as STRAGGLER
-    return _straggler(view, view.window.series(w.INPUT), w.INPUT, "input")
+    found = _straggler(view, view.window.series(w.INPUT), w.INPUT, "input")
+    if found is None or found.action is not None or not view.window.input_inferred:
+        return found
+    found.words["what"] = "input (inferred: all that runs before the forward pass)"
+    return replace(found, action=_NO_LOADER)
 
 
 def compute_straggler(view: RankView) -> Measured | None:

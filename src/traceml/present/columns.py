@@ -72,4 +72,4 @@ def table(
 
 def page(lines: Sequence[str]) -> str:
     """The lines as one text. Each line is clipped and printable."""
-    return "\n".join(clip(printable(line)).rstrip() for line in lines) + "\n"
+    return "\n".join(clip(printable(line).rstrip()) for line in lines) + "\n"

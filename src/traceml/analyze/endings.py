@@ -169,7 +169,7 @@ def _how(first: EndedFirst, ranks: Ranks, ends: Events) -> str:
     if end.exit_code is not None and not _raised(end, ranks):
         # It closed its recording after it had left the loop: where it was then says nothing.
         where = _place(first.step, None if end.closed else first.phase, first.raised_at)
-        return f"{who} exited with code {end.exit_code} {where}"
+        return f"{who} exited with code {end.exit_code} {where}" if several else f"the script exited {where}"
     did = "was killed or crashed" if _is_abrupt(end, ranks) else "ended"
     return f"r{first.rank} {did}{' first' if several else ''}, {where}"
 
@@ -244,7 +244,8 @@ def is_of_launcher(error: RecordedEvent) -> bool:
 
 def described(error: RecordedEvent) -> str:
     """`r1: ValueError: ...`."""
-    return (f"r{error.rank}: " if error.rank >= 0 else "") + _line(error)
+    where = f", at {error.raised_at}" if error.raised_at else ""
+    return (f"r{error.rank}: " if error.rank >= 0 else "") + _line(error) + where
 
 
 def _line(error: RecordedEvent) -> str:

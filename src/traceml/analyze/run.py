@@ -186,16 +186,18 @@ def accounting_of(first: RankRecording, attempts: Attempts, facts: RunFacts) -> 
     }
 
 
-def end_of_run(attempts: Attempts, facts: RunFacts) -> dict[str, float]:
-    """`end_s` and `run_s` of the window, for a run that was completed."""
+NOTHING_AFTER: Final = (0.0, 0.0)
+
+
+def end_of_run(attempts: Attempts, facts: RunFacts) -> tuple[float, float]:
+    """What a completed run spent after its last step, without validation and checkpoints: seconds, share."""
     first = next((r for r in attempts.chosen.values() if len(r.rows)), None)
-    seconds = accounting_of(first, attempts, facts) if first is not None else {}
+    parts = accounting_of(first, attempts, facts) if first is not None else {}
+    seconds = {key: value or 0.0 for key, value in parts.items()}
     if facts.status != "completed" or not seconds:
-        return {}
-    return {
-        "end_s": seconds["after_last_step_s"] or 0.0,
-        "run_s": sum(each or 0.0 for each in seconds.values()),
-    }
+        return NOTHING_AFTER
+    end_s = seconds["after_last_step_s"]
+    return end_s, end_s / max(sum(seconds.values()), 1e-9)
 
 
 def _outside(first: RankRecording, begin_ns: int, end_ns: int, when: str) -> dict[str, float]:

@@ -12,7 +12,7 @@ from traceml.analyze.diagnose import choose_primary
 from traceml.analyze.endings import explain
 from traceml.analyze.layers import layers_section
 from traceml.analyze.recordings import believed, find_attempts
-from traceml.analyze.run import end_of_run, events_of, run_of
+from traceml.analyze.run import NOTHING_AFTER, end_of_run, events_of, run_of
 from traceml.analyze.window import Window
 from traceml.analyze.window_arrays import Before
 from traceml.schema import catalog as c
@@ -38,7 +38,7 @@ def summarize(
         align_ranks(ranks, before),
         cpu_delay_share=float(np.fmax.reduce(delays, initial=0.0)) / 100,
         core_use=core_use(recording, facts, [*ranks.values(), *attempts.doubles], when.get(0)),
-        **(end_of_run(attempts, facts) if final else {}),
+        end=end_of_run(attempts, facts) if final else NOTHING_AFTER,
     )
     memory = sections.memory_view(ranks, window, recording, samples)
     most = None if final else LIVE_MEMBERS

@@ -132,8 +132,7 @@ class Window:
     batches_per_step: float = 1.0
     loader_on_thread: bool = False  # another thread reads a loader
     new_optimizers: tuple[int, ...] = ()  # steps from which on another optimizer ends the steps
-    end_s: float = 0.0  # from the last step to the end of a completed run, without validation and checkpoints
-    run_s: float = 0.0
+    end: tuple[float, float] = (0.0, 0.0)  # after the last step: see run.end_of_run
     epoch_starts: frozenset[int] = frozenset()  # steps in which a loader, and its workers, were started
 
     @property

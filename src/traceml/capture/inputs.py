@@ -41,6 +41,7 @@ class Inputs:
         self.candidate: weakref.ref[Any] | None = None  # the iterator that may feed the first step
         self._last: weakref.ref[Any] | None = None
         self.has_loader = False  # a loader feeds the training
+        self.read_elsewhere = False  # one was started, but this thread has not read it
         self.early = EarlyBatch(torch)
         self._trained_rows = 0
         self._trained: weakref.ref[Any] | None = None  # a module that was trained
@@ -54,6 +55,7 @@ class Inputs:
 
     def role_of(self, iterator: Any) -> int | None:
         """What a batch is fetched for, if that is known."""
+        self.read_elsewhere = False
         if self.used and not self.is_open(iterator):
             self.resolve(c.VALIDATION)  # the loader before fed no backward pass
         if self.skips:
@@ -86,6 +88,7 @@ class Inputs:
         # `__dict__` would make every attribute of it slower from then on.
         iterator._traceml_role, iterator._traceml_trains = None, False
         self._switch.loader = 0  # it may have the address of one that is gone
+        self.read_elsewhere = True
         self._switch.attention = 1
         if self._torch.is_grad_enabled():
             iterator._traceml_started = (began, ended, getattr(iterator, "_num_workers", 0))
@@ -186,6 +189,9 @@ class Inputs:
             switch.move(place, c.INPUT)
             switch.busy_wait_ns = busy_ns
             switch.step_flags |= c.FLAG_INPUT_INFERRED
+            if self.read_elsewhere:
+                self._session.events.add("loader_on_thread", switch.step + 1, switch.since)
+                self.read_elsewhere = False
         return outer
 
     def note_evaluated(self, module: Any) -> None:

@@ -31,6 +31,7 @@ class LeadingOptimizer:
         self.other_steps = 0  # of optimizers that end no step
         self.undecided = True  # the first cycle of optimizers is still open
         self.may_grow = True  # so the last row, or that of a newcomer without a batch, may be superseded
+        self.took_over = False  # another one leads now than did before
         self.only = 0  # id of the optimizer that has been the only one for a while: no need to ask
 
     def made(self, optimizer: object) -> None:
@@ -108,6 +109,7 @@ class LeadingOptimizer:
         return 2 * self._most_others + _UNSURE_PATIENCE
 
     def _lead(self, key: int) -> None:
+        self.took_over = self._leader not in (None, key)
         self._leader = key
         self.undecided = self.may_grow = False
         self._alive = self._refs[key]

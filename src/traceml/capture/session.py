@@ -291,6 +291,9 @@ class Session:
         if self.inputs.unresolved:
             self.inputs.resolve(c.INPUT)
         switch = self.switch
+        if self.leader.took_over:
+            self.leader.took_over = False
+            self.events.add("new_optimizer", self.step + 1, now)
         if now >= switch.reading_due:
             self._read_memory(now)
         if extend:

@@ -163,7 +163,10 @@ def wrap_iter(original: Function, session: Session) -> Function:
     starts = failsafe("loader detection", None, session.off)(session.loader_starts)
 
     def enter(_args: Any, _kwargs: Any) -> int:
-        if switch.current < c.FIRST_USER or get_ident() != switch.thread:
+        if get_ident() != switch.thread:
+            session.inputs.read_elsewhere = True
+            return PASS
+        if switch.current < c.FIRST_USER:
             return PASS
         starts()
         is_training = session.torch.is_grad_enabled()

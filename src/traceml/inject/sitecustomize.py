@@ -47,10 +47,18 @@ def _note_failure():
     import traceback
 
     told = traceback.format_exception_only(type(error), error)
+    packages = os.path.dirname(os.path.abspath(os.__file__))  # and below it site-packages
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        f
+        for f in frames
+        if not f.filename.startswith(("<", packages, _PACKAGE)) and "site-packages" not in f.filename
+    ]
     rank = os.environ.get("RANK", "") if os.environ.get("WORLD_SIZE", "1") != "1" else ""
     event = {
         "kind": "error",
         "message": told[-1 if isinstance(error, SyntaxError) else 0].strip()[:2000],
+        "raised_at": "%s:%d" % (os.path.basename(own[-1].filename), own[-1].lineno) if own else None,
         "pid": os.getpid(),
         "rank": int(rank) if rank.isdigit() else -1,
         "time_ns": time.perf_counter_ns(),

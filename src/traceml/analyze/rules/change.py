@@ -136,8 +136,9 @@ def more_work(view: TimeView) -> Measured | None:
     longer = view.shift.after / view.shift.before
     if (began := _new_optimizer(view, view.shift)) and longer > 1:
         words = {"longer": f"{longer:.1f}"}
-        evidence = {"since_step": began, "what": "new optimizer"}
-        return Measured(level=longer - 1, words=words, evidence=evidence, summary=_OTHER_OPTIMIZER)
+        found = Measured(level=longer - 1, words=words, summary=_OTHER_OPTIMIZER)
+        found.evidence.update(since_step=began, what="new optimizer")
+        return found
     what, times = _more_work(view, view.shift)
     if times < 1 + EXPLAINED_SHARE * (longer - 1):
         return None
@@ -147,7 +148,7 @@ def more_work(view: TimeView) -> Measured | None:
 
 
 _OTHER_OPTIMIZER: Final = (
-    "Steps take {longer} times as long since step {since_step}, from where another optimizer takes over: a new "
+    "Steps take {longer} times as long since step {since_step}, where another optimizer takes over: a new "
     "stage, or more layers that are trained."
 )
 
@@ -225,7 +226,8 @@ def _more_batches(window: w.Window, slow: Any, others: Any) -> tuple[float, str]
     """How many times as many batches these steps take as the others, and that in words."""
     if not window.more_batches.any():
         return 1.0, ""
-    many, usual = (1 + float(np.median(window.more_batches[:, at])) for at in (slow, others))
+    # A recording without a count of batches says 0.
+    many, usual = (max(1.0, 1 + float(np.median(window.more_batches[:, at]))) for at in (slow, others))
     what = "backward passes" if window.input_inferred else "batches"
     return many / usual, f"{many:g} {what} instead of {usual:g}"
 
@@ -353,13 +355,15 @@ def _find_stop(view: TimeView, at: int, extra_ns: float) -> Cause:
 
 
 def long_end(view: TimeView) -> Measured | None:
-    """After its last step, the command went on for a large part of the run, without validation or checkpoints."""
+    """The command went on for a large part of the run after its last step, without validation or
+    checkpoints."""
     window = view.window
-    if window.end_s < LEAST_END_S or window.cpu_delay_share >= BUSY_MACHINE:
+    end_s, share = window.end
+    if end_s < LEAST_END_S or window.cpu_delay_share >= BUSY_MACHINE:
         return None
-    share = window.end_s / window.run_s
-    last = int(window.steps[-1])
-    return Measured(level=share, score=share, evidence={"step": last, "end_ms": 1e3 * window.end_s})
+    found = Measured(level=share, score=share, words={"after": fmt.seconds(end_s)})
+    found.evidence.update(step=int(window.steps[-1]), after_ms=1e3 * end_s)
+    return found
 
 
 def dropped_steps(view: TimeView) -> Measured | None:
@@ -433,9 +437,9 @@ SINGLE_RULES: Final[tuple[Rule[TimeView], ...]] = (
     Rule(
         "LONG_END",
         long_end,
-        "After the last step ({step}) the command went on for {end_ms}, {score} of the run, without validation or "
-        "checkpoints.",
-        "Look at what runs after the training loop: tests, plots, uploads, threads or processes that are waited for.",
+        "After the last step ({step}) the command went on for {after}, {score} of the run, without "
+        "validation or checkpoints.",
+        "Look at what runs after the training loop: tests, plots, uploads, processes that are waited for.",
         Thresholds(CRIT_SHARE, None, of="{} of the run"),
     ),
 )

@@ -115,8 +115,8 @@ _SAME_WORK: Final = (
     "Give every rank the same amount of data: compare the sampler, shards and batch size of {rank}."
 )
 _NO_LOADER: Final = (
-    "Look at what {rank} runs before its forward pass: making the batch, or logging and saving that the others "
-    "do not do."
+    "Look at what {rank} runs before its forward pass: making the batch, or logging and saving that the "
+    "others do not do."
 )
 _ALWAYS_LATE: Final = (
     "{rank} are slow in nearly every step: {excess_ms} behind the others, which wait for them "

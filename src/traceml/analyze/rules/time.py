@@ -291,8 +291,8 @@ def _for_busy_cores(view: TimeView, input_ms: float) -> Advice:
 
 
 _OWN_LOADER: Final = (
-    "no loader was seen, so look at what runs before the forward pass. If it makes the batch, try to do that "
-    "in the background: a DataLoader with workers, or a thread. If it logs or saves, try to do that less often"
+    "look at what runs before the forward pass. If it makes the batch, try to do that in the background: a "
+    "DataLoader with workers, or a thread. If it logs or saves, try to do that less often"
 )
 _READ_BY_A_THREAD: Final = (
     "if the training waits for the thread that reads the loader, try more loader workers or a faster dataset"

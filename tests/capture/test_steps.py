@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -571,3 +572,31 @@ def test_micro_batches_of_the_first_step_are_not_steps(recorder: Recorder, make_
     assert list(rows["micro_batches"]) == [8, 8, 8]
     assert (rows["flags"] & (1 << c.OPTIMIZER) != 0).all()
     assert (rows["flags"] & c.FLAG_STEP_INFERRED == 0).all()
+
+
+def test_another_optimizer_that_takes_over_is_an_event(recorder: Recorder, make_training: Make) -> None:
+    """So that longer steps of a new stage are not called a slowdown."""
+    model, first, _ = make_training()
+    x, y = torch.randn(4, 8), torch.randn(4, 1)
+    for optimizer in (first, torch.optim.Adam(model.parameters())):
+        for _ in range(10):
+            step(model, optimizer, x, y)
+    (event,) = recorder.events("new_optimizer")
+    assert event.step in (11, 12)  # in its second step it is clear that the first one does not follow
+
+
+def test_loader_that_another_thread_reads_is_an_event(recorder: Recorder, make_training: Make) -> None:
+    """Input is inferred then, and the summary does not claim that there is no loader."""
+    model, optimizer, loader = make_training(8)
+    queue: Queue[Any] = Queue(2)
+
+    def read(batches: Any) -> None:
+        for batch in batches:
+            queue.put(batch)
+        queue.put(None)
+
+    threading.Thread(target=read, args=(iter(loader),)).start()
+    while (batch := queue.get(timeout=60)) is not None:
+        step(model, optimizer, *batch)
+    assert len(recorder.rows()) == 8
+    assert recorder.events("loader_on_thread")

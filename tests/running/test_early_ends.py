@@ -16,7 +16,12 @@ READS = "from torch.utils.data import DataLoader\nfor batch in DataLoader(list(r
 @pytest.mark.parametrize(
     ("script", "code", "reason", "seen"),
     [
-        (FAILS, 1, "FileNotFoundError: no config.yaml", "failed before its first training step"),
+        (
+            FAILS,
+            1,
+            "FileNotFoundError: no config.yaml, at train.py:2",
+            "failed before its first training step",
+        ),
         ("print('hello')\n", 0, None, "torch was never imported"),
         (READS, 0, None, "a data loader was read, but no backward pass"),
     ],
@@ -25,7 +30,7 @@ READS = "from torch.utils.data import DataLoader\nfor batch in DataLoader(list(r
 def test_command_without_a_step_says_what_was_seen(
     tmp_path: Path, script: str, code: int, reason: str | None, seen: str
 ) -> None:
-    """The exception is the reason, with its own traceback and exit code; the text is short."""
+    """The exception is the reason, with its line, its own traceback and exit code; the text is short."""
     (tmp_path / "train.py").write_text(script)
     done = traceml("run", "train.py", "--run-name", "run", cwd=tmp_path)
     summary = json.loads((tmp_path / "logs" / "run" / "final_summary.json").read_text())

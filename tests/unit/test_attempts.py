@@ -180,3 +180,12 @@ def test_two_processes_of_a_rank_that_was_not_started_again_cost_no_summary() ->
     found = summarize(made.run(*first, double, again), RunFacts("demo"))
     assert found.run.ranks.used == [1]
     assert not any("at the same time" in note for note in found.run.notes)
+
+
+def test_process_that_trained_longer_speaks_for_the_run() -> None:
+    """Of two trainings at the same time, one with many quick steps does not hide one with few long steps."""
+    quick, slow = started(1, 0, 90, pid=5), started(1.1, 0, 30, pid=6)
+    slow.rows["end_ns"] += slow.rows["step"] * S // 10
+    slow.rows["begin_ns"][1:] = slow.rows["end_ns"][:-1]
+    assert find_attempts([quick, slow]).chosen == {0: slow}
+    assert find_attempts([slow, quick]).doubles == (quick,)

@@ -314,3 +314,13 @@ def test_the_rank_that_a_signal_killed_is_first_even_if_the_launcher_is_quick() 
     said = describe(ranks, noticed)
     assert said is not None
     assert said.startswith("r1 ended first: it was killed by SIGKILL")
+
+
+def test_script_that_ends_itself_is_not_placed_in_a_phase() -> None:
+    """`sys.exit(1)` after a step: the process closed its recording when it had left the loop, so the phase at
+    that moment says nothing."""
+    one = {0: made.rank(made.steps(15, **USUAL), 0)}
+    assert (
+        describe(one, [gone(0, 10, closed=True, phase="wait", exit_code=1)])
+        == "the script exited after step 15"
+    )

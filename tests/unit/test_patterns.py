@@ -172,6 +172,14 @@ def test_period_is_found_despite_small_irregularities() -> None:
     assert find_period(np.array([i * 10 for i in range(12) if i != 6])) == 10
 
 
+def test_a_slow_step_with_another_cause_does_not_hide_the_period() -> None:
+    """A figure every 50 steps is regular, even if garbage was collected in one more step."""
+    regular = [51, 101, 151, 201, 251, 301, 351]
+    for other in (270, 20, 380):
+        assert find_period(np.array(sorted([*regular, other]))) == 50
+    assert find_period(np.array(sorted([*regular, 20, 120, 130, 270]))) is None
+
+
 @pytest.mark.parametrize(
     "indices",
     [[], [3], [3, 9, 40], [1, 5, 30, 31, 77, 120], [1, 2, 3, 4, 5], BURST, [20, 22, 23, 26, 28, 29, 32]],

@@ -11,6 +11,7 @@ import pytest
 from tests.unit import made
 from traceml.analyze.summarize import summarize
 from traceml.analyze.window import PHASE_KEYS
+from traceml.schema import catalog as c
 from traceml.schema.recorded import RunFacts, RunRecording
 from traceml.schema.summary import Primary, Summary
 
@@ -27,6 +28,7 @@ def coupled(
     count: int = COUNT,
     exchanges: int = 0,
     samples: Sequence[int] = (),
+    extra_flags: int = 0,
 ) -> Summary:
     """Ranks that exchange at the end of backward: early ranks wait for the last one, in sync. `exchanges` of
     the script's own are timed calls besides the five of any step."""
@@ -34,7 +36,9 @@ def coupled(
     pace = np.max(spent, axis=0)
     ranks = [
         made.rank(
-            made.steps(count, measured=MEASURED, **phases, sync=pace - mine + comm_ms),
+            made.steps(
+                count, measured=MEASURED, extra_flags=extra_flags, **phases, sync=pace - mine + comm_ms
+            ),
             number,
             world_size=len(own),
         )
@@ -504,3 +508,25 @@ def test_rank_that_the_others_wait_for_in_the_first_step_is_noted(
     notes = summarize(RunRecording(ranks=ranks), FACTS).run.notes
     assert f"During warm-up other ranks waited 6.0 s for r1, which {why}." in notes
     assert not [n for n in coupled(usual(2)).run.notes if "During warm-up" in n]
+
+
+def test_gain_of_a_straggler_leaves_out_what_else_it_does_alone() -> None:
+    """Rank 0 is 20 ms late in input and alone validates for 30 ms every ten steps: mending its input gains
+    the 20 ms, not the validation."""
+    own = usual(3)
+    own[0] = {**own[0], "input": own[0]["input"] + 20.0, "validation": made.every(10, 30.0, COUNT)}
+    found = coupled(own).primary_diagnosis
+    assert (found.kind, found.ranks) == ("INPUT_STRAGGLER", [0])
+    assert made.number(found, "cost_ms") == pytest.approx(20, rel=0.05)
+
+
+def test_straggler_without_a_loader_is_not_blamed_for_its_shards() -> None:
+    """Without a loader all that runs before the forward pass counts as input, logging too: the advice says
+    so."""
+    own = usual(2)
+    own[0] = {**own[0], "input": own[0]["input"] + 20.0}
+    found = coupled(own, extra_flags=c.FLAG_INPUT_INFERRED).primary_diagnosis
+    assert (found.kind, found.ranks) == ("INPUT_STRAGGLER", [0])
+    assert "all that runs before the forward pass" in found.summary
+    assert "logging" in found.action
+    assert "loader workers" not in found.action

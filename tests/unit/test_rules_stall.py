@@ -429,3 +429,35 @@ def test_a_step_that_does_more_was_not_stopped() -> None:
     (found, *_) = diagnose_time(window(COUNT, forward=2.0 * work, backward=3.0 * work, optimizer=1.0))
     assert "batches" not in found.summary
     assert "what stopped" in found.action
+
+
+def test_longer_steps_of_another_optimizer_are_more_work() -> None:
+    """Unfreezing layers under a new optimizer makes steps longer, and nothing is lost; without the new
+    optimizer, or with one at another time, the same steps are a SLOWDOWN."""
+    late = np.arange(200) >= 100
+    phases = {"forward": 4.0, "backward": np.where(late, 20.0, 4.0), "optimizer": np.where(late, 6.0, 2.0)}
+    assert "SLOWDOWN" in kinds(diagnose_time(window(200, **phases)))
+    assert "SLOWDOWN" in kinds(diagnose_time(window(200, **phases, new_optimizers=(30,))))
+    findings = diagnose_time(window(200, **phases, new_optimizers=(101,)))
+    assert "SLOWDOWN" not in kinds(findings)
+    assert "since step 101, where another optimizer takes over" in found("MORE_WORK", findings).summary
+
+
+@pytest.mark.parametrize(
+    ("end_s", "share", "delay", "severity"),
+    [(20.0, 0.8, 0.0, WARN), (20.0, 0.1, 0.0, None), (4.0, 0.8, 0.0, None), (20.0, 0.8, 0.5, None)],
+    ids=["long", "a small part", "short", "busy machine"],
+)
+def test_long_time_after_the_last_step_is_reported(
+    end_s: float, share: float, delay: float, severity: str | None
+) -> None:
+    """A run that spends most of its time after its last step is not BALANCED. Short ends, and ends on a
+    machine without free cores, are nobody's fault."""
+    made_up = window(100, forward=5.0, backward=5.0, wait=0.5, end=(end_s, share), cpu_delay_share=delay)
+    findings = [f for f in diagnose_time(made_up) if f.kind == "LONG_END"]
+    assert [f.severity for f in findings] == [severity] * (severity is not None)
+    if findings:
+        assert (
+            "After the last step (100) the command went on for 20.0 s, 80.0 % of the run"
+            in findings[0].summary
+        )

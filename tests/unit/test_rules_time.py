@@ -89,8 +89,12 @@ def test_loader_with_workers_gets_different_advice() -> None:
 def test_inferred_input_is_reported_as_inferred() -> None:
     """If no loader was seen, the finding says how it knows."""
     found = first(shared("input", 0.25, input_inferred=True))
-    assert "inferred" in found.summary
+    assert "inferred: no loader was seen" in found.summary
     assert found.evidence["inferred"] is True
+    assert "If it logs or saves" in found.action
+    found = first(shared("input", 0.25, input_inferred=True, loader_on_thread=True))
+    assert "inferred: another thread reads the loader" in found.summary
+    assert "or a thread" not in found.action
 
 
 def test_h2d_is_never_judged_on_the_host_clock() -> None:

@@ -388,3 +388,15 @@ def test_an_impossible_world_size_is_not_believed() -> None:
     found = summary_of(made.rank(made.steps(60, **USUAL), world_size=2_000_000_000))
     assert found.run.world_size == 1
     assert found.run.ranks.lost == []
+
+
+def test_end_of_a_run_is_what_follows_its_last_step() -> None:
+    """What follows the last step is judged at the end of a completed run, without its validation."""
+    rows = made.steps(100, **USUAL)
+    last = int(rows["end_ns"][-1])
+    facts = RunFacts("demo", status="completed", exit_code=0, begin_ns=0, end_ns=last + 30 * 10**9)
+    tested = {"kind": "validation", "step": 100, "time_ns": last, "duration_ns": 25 * 10**9}
+    idle, validates = made.run(made.rank(rows)), made.run(made.rank(rows, events=made.events([tested])))
+    assert "LONG_END" in {f.kind for f in summarize(idle, facts).step_time.issues}
+    assert "LONG_END" not in {f.kind for f in summarize(idle, facts, final=False).step_time.issues}
+    assert "LONG_END" not in {f.kind for f in summarize(validates, facts).step_time.issues}

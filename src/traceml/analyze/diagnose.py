@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from typing import Any, Final
 
 from traceml.analyze.cores import consider_cores
-from traceml.analyze.rules import change, memory, ranks, system, time
+from traceml.analyze.rules import change, memory, ranks, single, system, time
 from traceml.analyze.rules.memory import MemoryView
 from traceml.analyze.rules.rule import WARN_SHARE, Rule, View, informational, ordered
 from traceml.analyze.rules.system import GaugeView
@@ -25,7 +25,7 @@ ALIKE: Final = 0.98
 def all_rules() -> dict[str, tuple[Rule[Any], ...]]:
     """Every diagnosis by section, in the order of the documentation."""
     return {
-        "step_time": (*time.RULES, *ranks.RULES, *change.RULES, *change.SINGLE_RULES),
+        "step_time": (*time.RULES, *ranks.RULES, *change.RULES, *single.RULES),
         "step_memory": memory.RULES,
         "system": system.SYSTEM_RULES,
         "process": system.PROCESS_RULES,
@@ -102,7 +102,7 @@ def diagnose_time(window: Window) -> list[Finding]:
     elif window.measured(SYNC) and calm.window.median_share(calm.window.of(SYNC)) >= WARN_SHARE:
         verdicts.missing.append("the other ranks, which this one waits for")
     verdicts.apply(change.RULES, calm, of_all)
-    verdicts.apply(change.SINGLE_RULES, view)
+    verdicts.apply(single.RULES, view)
     why = f"No single bottleneck dominates a step of {fmt.ms(calm.step_ms)}."
     action = "Optimize further only if the throughput is too low; compare runs to see what changed."
     balanced = informational("BALANCED", why, action, step_ms=calm.step_ms)

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from traceml.analyze.recordings import listed
+from traceml.analyze.recordings import expected_ranks, listed
 from traceml.schema import WATCH_ONLY
 from traceml.schema import catalog as c
 from traceml.schema.recorded import RankRecording, RecordedEvent, RunFacts, RunRecording
@@ -167,9 +167,10 @@ def _how(first: EndedFirst, ranks: Ranks, ends: Events) -> str:
         did = "crashed with" if end.signal in CRASHES else "was killed by"
         return f"{who} {did} {end.signal} {where}"
     if end.exit_code is not None and not _raised(end, ranks):
-        # It closed its recording after it had left the loop: where it was then says nothing.
-        where = _place(first.step, None if end.closed else first.phase, first.raised_at)
-        return f"{who} exited with code {end.exit_code} {where}" if several else f"the script exited {where}"
+        if expected_ranks(ranks) > 1:
+            return f"{who} exited with code {end.exit_code} {where}"
+        # One that closed its recording had left the loop: where it was then says nothing.
+        return f"the script exited {_place(first.step, None if end.closed else first.phase, None)}"
     did = "was killed or crashed" if _is_abrupt(end, ranks) else "ended"
     return f"r{first.rank} {did}{' first' if several else ''}, {where}"
 

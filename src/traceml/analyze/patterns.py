@@ -212,6 +212,7 @@ def find_period(indices: NDArray[np.int64]) -> int | None:
         return None
     values, counts = np.unique(np.diff(indices), return_counts=True)
     period = int(values[np.argmax(counts)])
+    called_for = (indices[-1] - indices[0]) / max(period, 1)
     loose = max(period >= LOOSE_FROM, period // 20)
     follows = [np.searchsorted(indices, indices + sign * period - loose) for sign in (-1, 1)]
     ends = [np.searchsorted(indices, indices + sign * period + loose, "right") for sign in (-1, 1)]
@@ -222,5 +223,4 @@ def find_period(indices: NDArray[np.int64]) -> int | None:
     near = np.abs(distances - period) <= loose
     if period <= 1 or np.mean(near) < PERIOD_SHARE:
         return None
-    called_for = (indices[-1] - indices[0]) / period
     return int(np.median(distances[near])) if len(distances) >= PERIOD_SHARE * called_for else None

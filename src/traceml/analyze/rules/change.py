@@ -1,5 +1,4 @@
-"""Step-time diagnoses of change: time that rose and stayed up, slow steps now and then, single steps that
-stalled, and work that no step came of."""
+"""Step-time diagnoses of change: time that rose and stayed up, slow steps now and then."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,12 +26,7 @@ WORTH_A_WORD: Final = 0.1
 MOST_WITHOUT_CAUSE: Final = (WARN_SHARE + CRIT_SHARE) / 2
 """Irregular slow steps that no phase explains are never more than a warning."""
 SAME_MOMENT: Final = 3
-"""So many steps apart, a shift and its cause are one event."""
-LEAST_END_S: Final = 10.0
-BUSY_MACHINE: Final = 0.3
-"""If threads waited for a core longer than this, a long end says nothing."""
-FIRST_STEPS: Final = 3
-"""In them DDP exchanges its order of gradients in the forward pass."""
+"""So many steps apart, a shift and its cause may be one event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +44,7 @@ class Cause:
 
     @property
     def words(self) -> dict[str, str]:
-        who = f" on {_named(self.ranks)}" if self.ranks else ""
+        who = f" on {named(self.ranks)}" if self.ranks else ""
         if not self.parts:
             return {"where": f"the extra time is spread over several phases{who}", "place": "all phases"}
         parts = [
@@ -62,7 +56,7 @@ class Cause:
         return {"where": where + end, "place": " and ".join(name for name, _ in parts) + end}
 
 
-def _named(ranks: tuple[int, ...]) -> str:
+def named(ranks: tuple[int, ...]) -> str:
     """r1, r1 and r2, r1 and 3 more."""
     names = [f"r{rank}" for rank in ranks]
     if len(names) > MOST_NAMED:
@@ -154,10 +148,12 @@ _OTHER_OPTIMIZER: Final = (
 
 
 def _new_optimizer(view: TimeView, shift: Shift) -> int:
-    """The step from which on another optimizer ends the steps, if the shift is there; else 0."""
-    at = int(view.window.steps[shift.at])
-    near = [step for step in view.window.new_optimizers if abs(step - at) <= SAME_MOMENT]
-    return near[0] if near else 0
+    """The step from which on another optimizer ends the steps, if that is where the shift is; else 0."""
+    first, last = (shift.ramp.first, shift.ramp.last) if shift.ramp is not None else (shift.at, shift.at)
+    near = max(SAME_MOMENT, view.window.count // 20)  # noise moves the place that is found
+    steps = view.window.steps
+    begin, end = int(steps[first]) - near, int(steps[min(last, len(steps) - 1)]) + near
+    return next((step for step in view.window.new_optimizers if begin <= step <= end), 0)
 
 
 def _more_work(view: TimeView, shift: Shift) -> tuple[str, float]:
@@ -190,7 +186,7 @@ def jitter(view: TimeView) -> Measured | None:
     extra_ms = lost / len(slow) / 1e6
     cause = _find_cause(view, slow, others, np.mean, extra_ms)
     words = cause.words
-    more, batches = _more_batches(view.window, slow, others)
+    more, batches = more_batches(view.window, slow, others)
     words["where"] += f"; they take {batches}" if more > 1 else ""  # no riddle
     level = share
     if period is None:  # a busy machine also makes slow steps, but not at regular intervals
@@ -222,7 +218,7 @@ def jitter(view: TimeView) -> Measured | None:
     )
 
 
-def _more_batches(window: w.Window, slow: Any, others: Any) -> tuple[float, str]:
+def more_batches(window: w.Window, slow: Any, others: Any) -> tuple[float, str]:
     """How many times as many batches these steps take as the others, and that in words."""
     if not window.more_batches.any():
         return 1.0, ""
@@ -243,7 +239,7 @@ def _find_cause(
     typical[GARBAGE_COLLECTION] = w.median_over_ranks(window.gc_ns)
     more = {k: float(level(v[slow]) - np.median(v[others])) / 1e6 for k, v in typical.items()}
     usual = window.wait_places[:, others].mean(axis=(0, 1))
-    cause = _explaining(more, extra_ms, window.wait_places[:, slow].mean(axis=(0, 1)) - usual)
+    cause = explaining(more, extra_ms, window.wait_places[:, slow].mean(axis=(0, 1)) - usual)
     if cause.name not in ("", w.SYNC) or len(window.ranks) < 2:
         return cause
     # The typical rank only waits: what it waits for is on the last rank of the step, or of the one before if
@@ -260,11 +256,11 @@ def _find_cause(
     fixed = times.max() >= FIXED_SHARE * len(last)
     places = window.wait_places[last, steps].mean(axis=0) - usual
     named = (window.ranks[int(at[times.argmax()])],) if fixed else ()
-    late_cause = _explaining(late, extra_ms, places, named)
+    late_cause = explaining(late, extra_ms, places, named)
     return late_cause if late_cause.name else cause
 
 
-def _explaining(
+def explaining(
     more_ms: dict[str, float], extra_ms: float, places: w.Floats, ranks: tuple[int, ...] = ()
 ) -> Cause:
     """The largest of these if it explains enough, otherwise the two largest. Garbage collection comes first:
@@ -280,115 +276,6 @@ def _explaining(
         place = c.WAIT_PLACES[int(np.argmax(places))].where if largest[0] == w.WAIT else ""
         return Cause(largest[0], ((largest[0], shares[largest[0]]),), ranks, place)
     return Cause("", tuple((k, shares[k]) for k in largest[:2] if shares[k] >= WORTH_A_WORD), ranks)
-
-
-def stall(view: TimeView) -> Measured | None:
-    """One or two single steps cost a large part of all time. More of them are JITTER."""
-    window, at = view.window, view.stalls
-    if not len(at):
-        return None
-    typical = float(np.median(view.slowest_steps))
-    lost = float((view.slowest_steps[at] - typical).sum())
-    share = lost / float(window.net_step_ns.sum(axis=1).max())
-    longest = at[np.argmax(view.slowest_steps[at])]
-    stops = {i: _find_stop(view, i, float(view.slowest_steps[i]) - typical) for i in (longest, *at)}
-    main, works, clauses = stops[longest], {}, []
-    everyone = "the training" if len(window.ranks) < 2 else "all ranks"
-    stopped: dict[str, list[str]] = {}
-    for i, stop in stops.items():
-        more, batches = _more_batches(window, i, slice(None))
-        longer = float(view.slowest_steps[i] / typical)
-        # A step that ran the model more often by about as much as it took longer was not stopped.
-        works[i] = f", with {batches}" if more > 1 and more >= longer / 2 else ""
-        took = fmt.seconds(float(view.slowest_steps[i]) / 1e9)
-        clauses.append(f"Step {window.steps[i]} took {took}, {stop.words['where']}{works[i]}")
-        who = _named(stop.ranks) if stop.ranks else everyone
-        stopped.setdefault(who, []).append(f"step {window.steps[i]}")
-    what = " and ".join(f"{who} in {' and '.join(steps)}" for who, steps in stopped.items())
-    return Measured(
-        level=beyond_delay(share, window.cpu_delay_share),
-        score=share,
-        words={"steps": ". ".join(clauses), "what": what},
-        action=_DOES_MORE if works[longest] else None,
-        phase=main.phase,
-        ranks=tuple(sorted({rank for stop in stops.values() for rank in stop.ranks})),
-        evidence={
-            "step": int(window.steps[longest]),
-            "stalled_steps": len(at),
-            "extra_ms": (float(view.slowest_steps[longest]) - typical) / 1e6,
-            "typical_ms": typical / 1e6,
-            "where": main.name,
-            "place": main.place,
-            "slowest_step_ms": float(window.net_step_ns.mean(axis=1).max()) / 1e6,
-        },
-        cost_ms=lost / window.count / 1e6,
-    )
-
-
-_DOES_MORE: Final = (
-    "Check that step {step} should do so much more than the others (L-BFGS, accumulation). If it should, "
-    "nothing stopped it."
-)
-
-
-def _find_stop(view: TimeView, at: int, extra_ns: float) -> Cause:
-    """Where one step spent its extra time: on the ranks whose own work took longer, or, if that is none of
-    them, on all ranks, which then waited for each other. In the first steps and without sync times a rank
-    waits in its passes, so one that spent the time elsewhere is the one that the others waited for."""
-    window = view.window
-
-    def beyond_usual(values: w.Floats) -> w.Floats:
-        found: w.Floats = values[:, at] - np.median(values, axis=1)
-        return found
-
-    more = {k: beyond_usual(window.of(k)) for k in window.keys}
-    mine = beyond_usual(window.own_work.values) >= 0.5 * extra_ns
-    passes = (w.BACKWARD, w.SYNC, *((w.FORWARD,) if window.steps[at] <= FIRST_STEPS else ()))
-    elsewhere = np.max([more[k] for k in more if k not in passes], axis=0) >= 0.5 * extra_ns
-    mine = mine & elsewhere if (mine & elsewhere).any() else mine
-    some = mine.any() and not mine.all()
-    rows = np.flatnonzero(mine) if some else np.arange(len(mine))
-    more[GARBAGE_COLLECTION] = beyond_usual(window.gc_ns)
-    more_ms = {k: float(values[rows].mean()) / 1e6 for k, values in more.items()}
-    named = tuple(window.ranks[row] for row in rows) if some else ()
-    return _explaining(more_ms, extra_ns / 1e6, window.wait_places[rows, at].sum(axis=0), named)
-
-
-def long_end(view: TimeView) -> Measured | None:
-    """The command went on for a large part of the run after its last step, without validation or
-    checkpoints."""
-    window = view.window
-    end_s, share = window.end
-    if end_s < LEAST_END_S or window.cpu_delay_share >= BUSY_MACHINE:
-        return None
-    found = Measured(level=share, score=share, words={"after": fmt.seconds(end_s)})
-    found.evidence.update(step=int(window.steps[-1]), after_ms=1e3 * end_s)
-    return found
-
-
-def dropped_steps(view: TimeView) -> Measured | None:
-    """Steps that began but never completed took long: the script caught an exception or skipped a batch."""
-    window = view.window
-    if not window.dropped_ns.any() and not len(view.skipping):
-        return None
-    skipped_ns = view.skipped_ns
-    each_ns = skipped_ns + window.dropped_ns if window.dropped_ns.size else skipped_ns
-    lost = each_ns.sum(axis=1)
-    row = int(np.argmax(lost))
-    longest = int(np.argmax(each_ns[row]))
-    whole = window.net_step_ns[row].sum() + (lost - skipped_ns.sum(axis=1))[row]
-    share = float(lost[row] / whole)
-    return Measured(
-        level=share,
-        score=share,
-        ranks=(window.ranks[row],) if len(window.ranks) > 1 else (),
-        evidence={
-            "lost_ms": float(lost[row]) / 1e6,
-            "times": int(np.count_nonzero(each_ns[row])),
-            "step": int(window.steps[longest]),
-            "longest_ms": float(each_ns[row, longest]) / 1e6,
-        },
-    )
 
 
 RULES: Final[tuple[Rule[TimeView], ...]] = (
@@ -415,31 +302,5 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
         "Find out what is different in those steps; look at {place}.",
         Thresholds(of="{} of the training time lost in slow steps"),
         unless_same_phase=True,
-    ),
-)
-SINGLE_RULES: Final[tuple[Rule[TimeView], ...]] = (
-    Rule(
-        "STALL",
-        stall,
-        "{steps}. A typical step takes {typical_ms}. That cost {score} of the training time.",
-        "Find out what stopped {what}: storage, network, a lock, other jobs on the machine.",
-        Thresholds(of="{} of the training time lost in one or two steps"),
-    ),
-    Rule(
-        "DROPPED_STEPS",
-        dropped_steps,
-        "{lost_ms} of the training time ({score}) went into steps that were not completed ({times}); the "
-        "longest took {longest_ms}, before step {step} was completed.",
-        "Look at the exception that the script catches there, or its reason to skip a batch (lack of memory, "
-        "bad data).",
-        Thresholds(of="{} of the training time"),
-    ),
-    Rule(
-        "LONG_END",
-        long_end,
-        "After the last step ({step}) the command went on for {after}, {score} of the run, without "
-        "validation or checkpoints.",
-        "Look at what runs after the training loop: tests, plots, uploads, processes that are waited for.",
-        Thresholds(CRIT_SHARE, None, of="{} of the run"),
     ),
 )

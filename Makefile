@@ -51,7 +51,7 @@ static: $(VENV)/.installed-dev
 
 # These wait for nothing: as many workers as two cores serve, each of which imports torch first.
 unit: $(VENV)/.installed-dev
-	$(BIN)/pytest -n 2 --dist worksteal -m "not long and not scenario and not thorough" $(UNIT)
+	$(BIN)/pytest -n 2 --dist worksteal -m "not long and not stack and not scenario and not thorough" $(UNIT)
 
 # Both at the same time, the output of each in one piece.
 check: $(VENV)/.installed-dev

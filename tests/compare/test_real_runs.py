@@ -30,6 +30,7 @@ for x, y in DataLoader(Data(), batch_size=1):
 
 
 @pytest.mark.timed
+@pytest.mark.stack
 @pytest.mark.scenario
 def test_fixed_input_path_is_an_improvement_explained_by_input(tmp_path: Path) -> None:
     """Slow input, then fast input: IMPROVEMENT, no longer INPUT-BOUND, explained by input."""

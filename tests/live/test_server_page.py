@@ -54,6 +54,7 @@ def test_the_page_follows_a_run_and_compares_two(tmp_path: Path) -> None:
         assert [asked for asked in browsers.requests(driver) if not asked.startswith((own, "data:"))] == []
 
 
+@pytest.mark.stack
 def test_many_tabs_of_one_browser_all_work(tmp_path: Path) -> None:
     """A browser opens six connections to a server; the tenth tab is answered like the first."""
     going_on(tmp_path / "logs", ranks=8)

@@ -33,6 +33,7 @@ open(sys.argv[1], "w").write(sys.argv[3])
 
 
 @pytest.mark.scenario
+@pytest.mark.stack
 @pytest.mark.timed
 def test_cpu_quota_is_reported_and_not_blamed_on_the_training(tmp_path: Path) -> None:
     """Most of the time stopped by the quota: CPU LIMITED says so, and no jitter or slowdown is claimed."""

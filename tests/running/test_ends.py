@@ -55,11 +55,11 @@ def wait_for_step(running: subprocess.Popen[str], step: int) -> None:
     ("ending", "code", "status", "reason", "by_python"),
     [
         ("", 0, "completed", None, True),
-        ("sys.exit(3)", 3, "failed", "r0 exited with code 3 after step 30, in wait", True),
+        ("sys.exit(3)", 3, "failed", "the script exited after step 30", True),
         ("raise ValueError('no such thing')", 1, "failed", "ValueError: no such thing", True),
         ("import os; os.kill(os.getpid(), 9)", -9, "killed", "killed by SIGKILL", False),
         ("import os; os.abort()", -6, "killed", "killed by SIGABRT", False),
-        ("import os; os._exit(5)", 5, "failed", "r0 exited with code 5 after step 30, in wait", False),
+        ("import os; os._exit(5)", 5, "failed", "the script exited after step 30, in wait", False),
         (
             "import signal, os; os.kill(os.getpid(), signal.SIGSEGV)",
             -11,

@@ -25,6 +25,7 @@ for step in range(150):
 
 
 @pytest.mark.scenario
+@pytest.mark.stack
 def test_memory_creep_is_compared_with_the_limit_of_the_container(tmp_path: Path) -> None:
     """A leak of 4 MiB per step below 1.2 GiB: the capacity is the limit, and memory is full before long."""
     (tmp_path / "leaks.py").write_text(LEAKS)

@@ -58,6 +58,7 @@ def left_behind(folder: Path) -> list[Path]:
     return list(folder.glob("traceml-*"))
 
 
+@pytest.mark.stack
 def test_run_is_recorded_locally_and_ends_in_its_folder(tmp_path: Path) -> None:
     """Rows, events, manifest and summary are where they always are, and nothing is left on the local disk."""
     write(tmp_path, "train(60, lambda step: time.sleep(0.05))\nsys.exit(6)")
@@ -74,6 +75,7 @@ def test_run_is_recorded_locally_and_ends_in_its_folder(tmp_path: Path) -> None:
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.stack
 def test_rows_are_found_after_everything_was_killed(tmp_path: Path) -> None:
     """kill -9 of monitor and training: `traceml view` brings the rows from this machine's disk."""
     ends = (
@@ -87,6 +89,7 @@ def test_rows_are_found_after_everything_was_killed(tmp_path: Path) -> None:
     assert len(left_behind(tmp_path)) == 1
 
 
+@pytest.mark.stack
 @pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="needs FUSE")
 def test_silent_file_system_costs_a_few_seconds_at_the_start(tmp_path: Path) -> None:
     """A mounted file system that never answers: the run is recorded elsewhere, with one line."""

@@ -51,7 +51,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         r'\1    Phase("packing", "Packing", "other", "a test"),\n',
     )
     edit(catalogue, r"^(INPUT, .*), CHECKPOINT =", r"\1, CHECKPOINT, PACKING =")
-    patch = 'Patch("torch.nn.utils", "parameters_to_vector", phase(c.PACKING), c.PACKING),'
+    patch = 'Patch("torch.nn.utils", "parameters_to_vector", w.phase(c.PACKING), c.PACKING),'
     patches = copied / "traceml" / "capture" / "patches.py"
     edit(patches, r'^(    Patch\("torch.nn.utils.clip_grad", "clip_grad_norm_".*)', rf"\1\n    {patch}")
     return copied

@@ -53,6 +53,7 @@ except ZeroDivisionError:
 """
 
 
+@pytest.mark.stack
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGTSTP], ids=["SIGSTOP", "SIGTSTP"])
 def test_fifty_stops_at_random_moments_cost_nothing(tmp_path: Path, number: int) -> None:
     """A job that is stopped and continued (Ctrl-Z, `fg`) stops as a whole, goes on, and loses no step."""

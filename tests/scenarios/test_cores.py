@@ -10,7 +10,7 @@ import pytest
 
 from tests.scenarios.scenario import SCRIPTS, traceml
 
-pytestmark = [pytest.mark.scenario, pytest.mark.timed]
+pytestmark = [pytest.mark.scenario, pytest.mark.stack, pytest.mark.timed]
 
 
 def test_processes_that_take_each_other_s_cores_are_named(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.scenarios.preloaded import PreloadedTraceml
 from tests.scenarios.scenario import TracemlCommand, really, traceml
 from tests.scenarios.test_ranks import DDP
 
-pytestmark = pytest.mark.scenario
+pytestmark = [pytest.mark.scenario, pytest.mark.stack]
 
 
 def summary_of(folder: Path, *words: str, command: TracemlCommand = traceml) -> dict[str, Any]:

@@ -312,6 +312,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.stack
 def test_elastic_restarts_are_one_run_judged_by_its_last_attempt(tmp_path: Path) -> None:
     """torchrun starts all ranks again after an exception, and once more after a kill: the numbers are those
     of the last attempt; the end of each earlier attempt is reported."""

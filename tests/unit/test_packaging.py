@@ -149,6 +149,7 @@ def test_the_page_is_in_the_wheel(tree: Path) -> None:
 
 
 @BUILDS
+@pytest.mark.stack
 def test_a_build_without_node_and_registry_succeeds(tree: Path) -> None:
     """The page is optional: where it cannot be built there is one warning and a wheel without it."""
     shutil.copytree(ROOT / "web", tree / "web", ignore=shutil.ignore_patterns("node_modules"))

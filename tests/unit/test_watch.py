@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.scenarios.scenario import SRC
 from traceml.inject.watch import ImportWatch
 
 
@@ -169,3 +172,21 @@ def test_a_module_that_is_being_imported_is_reported_when_it_is_done(modules: Pa
     finally:
         del builtins.begin_to_watch  # type: ignore[attr-defined]
     assert seen == [2]
+
+
+def test_what_cannot_be_loaded_never_ends_the_import_of_torch(tmp_path: Path) -> None:
+    """If our own code cannot be imported, one line says so, and the script goes on."""
+    broken = tmp_path / "traceml" / "capture"
+    broken.mkdir(parents=True)
+    (tmp_path / "recording").mkdir()
+    (tmp_path / "torch.py").write_text("")
+    (broken.parent / "__init__.py").write_text("")
+    (broken.parent / "errors.py").write_text((SRC / "traceml" / "errors.py").read_text())
+    (broken / "install.py").write_text("raise NameError('broken')\n")
+    path = os.pathsep.join([str(SRC / "traceml" / "inject"), str(tmp_path)])
+    environment = {**os.environ, "PYTHONPATH": path, "TRACEML_RUN_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", "import torch; print('trains')"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "trains\n"), done.stderr
+    assert "broken" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -86,6 +86,12 @@ def _torch_imported(_module):
             % found.origin
         )
         return
+    from traceml.errors import failsafe
+
+    failsafe("loading TraceML", None)(_activate)()
+
+
+def _activate():
     from traceml.capture.install import activate
 
     activate(_watch)

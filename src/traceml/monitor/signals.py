@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 SI_KERNEL: Final = 0x80
 """Sent by the kernel: here, a key on the terminal."""
-ANSWER_WITHIN_S: Final = 2.0
+ANSWER_WITHIN_S: Final = 5.0
 MOST_ANSWERS: Final = 1000
 """Two bytes each: the answer is sent and read as a whole."""
 SENDERS_PAUSE_S: Final = 0.05

@@ -72,7 +72,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "hf_decorators": ("traceml.integrations.huggingface",),
     "utils": ("traceml.integrations.lightning",),
     "integrations": (*NOUNS, "traceml.settings", "traceml.capture", "traceml.integrations"),
-    "inject": ("traceml.capture.install", "sitecustomize"),
+    "inject": ("traceml.capture.install", "traceml.errors", "sitecustomize"),
     "capture": (
         *NOUNS,
         "traceml.settings",

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit import made
 from tests.unit.made import window
-from tests.unit.test_rules_ranks import coupled, uncoupled, usual
+from tests.unit.test_rules_ranks import MEASURED, coupled, uncoupled, usual
 from traceml.analyze.align import align
 from traceml.analyze.diagnose import diagnose_time
 from traceml.analyze.window import Window
@@ -212,6 +212,23 @@ def test_stall_in_the_first_steps_does_not_vanish_in_warm_up(step: int) -> None:
     made_window = align([made.rank(made.steps(COUNT, forward=forward, backward=10.0))])
     assert made_window.steps[0] <= step
     assert found("STALL", diagnose_time(made_window)).evidence["step"] == step
+
+
+@pytest.mark.parametrize("slow", [1, 2, 3, 4])
+def test_stall_of_one_rank_during_warm_up_does_not_vanish(slow: int) -> None:
+    """Rank 1 stops for 3 s at the end of its third step. The others wait for it in their fourth step, so in
+    the third one the median rank is as quick as ever."""
+    forward = np.where(np.arange(COUNT) < slow, 60.0, 18.0)
+    stops, waits = once(2, 3_000.0), once(3, 3_000.0)
+    rows = [
+        made.steps(
+            COUNT, measured=MEASURED, forward=forward, backward=1.0, optimizer=0.5 + own, sync=1.0 + others
+        )
+        for own, others in ((0.0, waits), (stops, 0.0), (0.0, waits))
+    ]
+    recorded = [made.rank(each, number, world_size=3) for number, each in enumerate(rows)]
+    stall = found("STALL", diagnose_time(align(recorded)))
+    assert (stall.ranks, stall.phase, stall.evidence["step"]) == ([1], "optimizer", 3)
 
 
 def test_slow_start_is_still_warm_up() -> None:

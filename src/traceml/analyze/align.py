@@ -106,29 +106,38 @@ def _warmup(
     if not len(first) or not len(steps):
         return (), -1
     rows = columns.pick(heads, first)
-    lead = median_over_ranks(np.stack([(r["end_ns"] - r["begin_ns"]).astype(float) for r in rows]))
+    took = np.stack([(r["end_ns"] - r["begin_ns"]).astype(float) for r in rows])
+    lead = median_over_ranks(took)
     after = median_over_ranks(step_ns[::every, np.searchsorted(steps, first[-1], side="right") :])
-    skip = _leading_slow(lead, after) if count >= 5 and len(after) else 0
+    skip = _leading_slow(lead, took.max(axis=0), after) if count >= 5 and len(after) else 0
     return tuple(float(v) for v in lead[:skip] / 1e6), int(first[skip - 1]) if skip else -1
 
 
-def _leading_slow(lead: Floats, after: Floats) -> int:
+def _leading_slow(lead: Floats, longest: Floats, after: Floats) -> int:
     """How many leading steps are warm-up: the first one (it does not begin at the end of a step), and every
-    one up to the last leading step that took twice as long as later steps, and longer than most of them."""
+    one up to the last leading step that took twice as long as later steps, and longer than most of them.
+    `longest` is what each took on its slowest rank."""
     last = 0
     notable = NOTABLE_SHARE * float(lead.sum() + after.sum())
     usual = max(WARMUP_FACTOR * float(np.median(after)), float(np.percentile(after, 90)))
-    for index in np.flatnonzero(lead > usual):  # no slower than many later steps is no warm-up
+    end = min(_first_to_stand_out(took, notable) for took in (lead, longest))
+    for index in np.flatnonzero(lead[:end] > usual):  # no slower than many later steps is no warm-up
         if index > 2 * last + 3:
             break  # slow steps that keep coming are not warm-up: only an unbroken or thinning lead counts
-        if index and lead[index] > max(notable, WARMUP_FACTOR * float(lead[:index].max())):
-            break  # nor is one that takes far longer than the first: it must not vanish
         last = int(index)
     slow = lead[1 : last + 1][lead[1 : last + 1] > usual]
     early, late = np.array_split(slow, 2)
     if len(slow) >= PLATEAU_STEPS and np.median(late) > np.median(early) / 2:
         return 1  # nor are many that get no faster: a first epoch without a cache
     return last + 1
+
+
+def _first_to_stand_out(took: Floats, notable: float) -> int:
+    """The first step that takes far longer than those before it, and a notable part of all time: it must not
+    vanish as warm-up, even if it is one rank's alone. Without one, how many steps there are."""
+    before = np.maximum.accumulate(took)[:-1]
+    far = np.flatnonzero(took[1:] > np.maximum(notable, WARMUP_FACTOR * before))
+    return int(far[0]) + 1 if len(far) else len(took)
 
 
 class StepColumns:

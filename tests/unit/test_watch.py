@@ -175,7 +175,7 @@ def test_a_module_that_is_being_imported_is_reported_when_it_is_done(modules: Pa
 
 
 def test_what_cannot_be_loaded_never_ends_the_import_of_torch(tmp_path: Path) -> None:
-    """If our own code cannot be imported, one line says so, and the script goes on."""
+    """If our own code cannot be imported, one line and the summary say so, and the script goes on."""
     broken = tmp_path / "traceml" / "capture"
     broken.mkdir(parents=True)
     (tmp_path / "recording").mkdir()
@@ -190,3 +190,4 @@ def test_what_cannot_be_loaded_never_ends_the_import_of_torch(tmp_path: Path) ->
     assert (done.returncode, done.stdout) == (0, "trains\n"), done.stderr
     assert "broken" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+    assert "broken" in (tmp_path / "recording" / "early.events.jsonl").read_text()  # for the summary

@@ -383,7 +383,10 @@ def _load_c_module() -> Any:
     left_over = bytes(slot % slots.SLOTS for pair in slots.LEFT_OVER for slot in pair)
     tables = (*slots.NODE_FACTORS, bytes(IS_WAIT), bytes(slots.AFTER), left_over, len(left_over))
     packed = struct.pack(f"{len(numbers)}i2d64s64s16si", *numbers, *tables)
-    _switch.configure(packed, types.MethodType)
+    try:
+        _switch.configure(packed, types.MethodType)
+    except (TypeError, ValueError):
+        return None  # it was built from other sources than these, as in a checkout that was updated
     return _switch
 
 

@@ -39,26 +39,29 @@ def _seen(what):
 def _note_failure():
     """At exit: leave the exception that ends this process, in case it never comes to a first step."""
     error = getattr(sys, "last_value", None)
-    folder = os.environ.get("TRACEML_RUN_DIR")
-    if error is None or not folder:
+    if error is None:
         return
-    import json
-    import time
     import traceback
 
     told = traceback.format_exception_only(type(error), error)
-    packages = os.path.dirname(os.path.abspath(os.__file__))  # and below it site-packages
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        f
-        for f in frames
-        if not f.filename.startswith(("<", packages, _PACKAGE)) and "site-packages" not in f.filename
-    ]
+    python = os.path.dirname(os.path.abspath(os.__file__))
+    names = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    own = [n for n in names if not n[0].startswith(("<", python, _PACKAGE)) and "site-packages" not in n[0]]
+    line = "%s:%d" % (os.path.basename(own[-1][0]), own[-1][1]) if own else None
+    _leave("error", told[-1 if isinstance(error, SyntaxError) else 0].strip()[:2000], line)
+
+
+def _leave(kind, message, line=None):
+    """Leave an event in the run folder, for a process that may never have a recording."""
+    import json
+    import time
+
+    folder = os.environ.get("TRACEML_RUN_DIR")
     rank = os.environ.get("RANK", "") if os.environ.get("WORLD_SIZE", "1") != "1" else ""
     event = {
-        "kind": "error",
-        "message": told[-1 if isinstance(error, SyntaxError) else 0].strip()[:2000],
-        "raised_at": "%s:%d" % (os.path.basename(own[-1].filename), own[-1].lineno) if own else None,
+        "kind": kind,
+        "message": message,
+        "raised_at": line,
         "pid": os.getpid(),
         "rank": int(rank) if rank.isdigit() else -1,
         "time_ns": time.perf_counter_ns(),
@@ -71,7 +74,7 @@ def _note_failure():
             os.write(fd, json.dumps(event).encode() + b"\n")
         finally:
             os.close(fd)
-    except OSError:
+    except (OSError, TypeError):  # or the script has taken TRACEML_RUN_DIR away
         pass
 
 
@@ -86,8 +89,9 @@ def _torch_imported(_module):
             % found.origin
         )
         return
-    from traceml.errors import failsafe
+    from traceml.errors import failsafe, listen
 
+    listen(lambda line: _leave("capture_failed", line))
     failsafe("loading TraceML", None)(_activate)()
 
 

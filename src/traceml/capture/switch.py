@@ -1,8 +1,7 @@
 """The phase switch: at every instant the training thread is in exactly one slot.
 
 Entering a phase charges the time since the last switch to the slot that was current; leaving restores
-the outer one. Nested phases are therefore exclusive and the slots of a step add up to its wall time by
-construction. No torch here, no files: integers and one clock.
+the outer one. So nested phases are exclusive, and the slots of a step add up to its wall time.
 """
 
 from __future__ import annotations
@@ -374,19 +373,18 @@ def _load_c_module() -> Any:
         return None
     numbers = (  # in the order of `cfg` in _switch.c
         *(slots.SLOTS, c.RECORDED_SLOTS, c.FIRST_USER, c.FIRST_WAIT, slots.PENDING_GAP),
-        *(c.INPUT, c.FORWARD, c.NO_GRAD, c.BACKWARD, c.SYNC),
-        *(c.OPTIMIZER, c.VALIDATION, c.CHECKPOINT, c.WAIT_START, c.WAIT_FORWARD, slots.SHORT_GAP_NS),
-        *(slots.LONG_GAP_WEIGHT, slots.WATCH_AT_FIRST, slots.WATCH_FROM, slots.WATCH_MOST),
+        *(c.INPUT, c.FORWARD, c.NO_GRAD, c.BACKWARD, c.SYNC, c.OPTIMIZER, c.VALIDATION, c.CHECKPOINT),
+        *(c.WAIT_START, c.WAIT_FORWARD, slots.SHORT_GAP_NS, slots.LONG_GAP_WEIGHT),
+        *(slots.WATCH_AT_FIRST, slots.WATCH_FROM, slots.WATCH_MOST),
         *(slots.LOOK_ALWAYS_NS, slots.LOOK_EVERY, slots.LOOK_ON, slots.LOOK_FADE, slots.LOOK_SHARE),
         c.FLAG_INPUT_INFERRED,
     )
     left_over = bytes(slot % slots.SLOTS for pair in slots.LEFT_OVER for slot in pair)
     tables = (*slots.NODE_FACTORS, bytes(IS_WAIT), bytes(slots.AFTER), left_over, len(left_over))
-    packed = struct.pack(f"{len(numbers)}i2d64s64s16si", *numbers, *tables)
     try:
-        _switch.configure(packed, types.MethodType)
+        _switch.configure(struct.pack(f"{len(numbers)}i2d64s64s16si", *numbers, *tables), types.MethodType)
     except (TypeError, ValueError):
-        return None  # it was built from other sources than these, as in a checkout that was updated
+        return None  # it was built from other sources, as in a checkout that was updated
     return _switch
 
 

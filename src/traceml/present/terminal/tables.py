@@ -11,7 +11,7 @@ from traceml.present.terminal.ink import Ink, line
 from traceml.present.text import gauge_rows
 from traceml.schema import fmt
 from traceml.schema.catalog import GUIDE_LABELS
-from traceml.schema.summary import Member, MetricStat, Section, Summary
+from traceml.schema.summary import Member, MetricStat, Summary
 
 COLUMNS: Final = ("input_ms", "h2d_ms", "forward_ms", "backward_ms", "sync_ms", "optimizer_ms")
 """Always there, then phases that take time, then Wait* and Step Time."""
@@ -204,22 +204,20 @@ def rank_heads(summary: Summary) -> list[str]:
 def ranked(summary: Summary, column: int, descending: bool) -> list[list[Any]]:
     """The values of each listed rank, the rank first, by this column; what is not known comes last."""
     named, times = set(summary.primary_diagnosis.ranks), ("step_ms", *phase_keys(summary))
+    memories, processes = summary.step_memory.ranks, summary.process.ranks
     rows: list[list[Any]] = []
-    for name, member in summary.step_time.ranks.items():
-        rank = member.identity.rank if member.identity.rank is not None else int(name)
-        held = [_value(summary.step_memory, name, key) for key in ("peak_allocated_bytes", "rss_bytes")]
-        memory = held[0] if held[0] is not None else held[1]
-        cpu = _value(summary.process, name, "cpu_percent")
-        rows.append([rank, *map(member.metrics.get, times), memory, cpu, member.identity.host or ""])
+    for name, member in summary.step_time.ranks.items():  # thousands, at each redraw
+        identity, held = member.identity, memories.get(name, NOBODY).metrics
+        memory = held.get("peak_allocated_bytes")
+        memory = held.get("rss_bytes") if memory is None else memory
+        cpu = processes.get(name, NOBODY).metrics.get("cpu_percent")
+        rank = identity.rank if identity.rank is not None else int(name)
+        rows.append([rank, *map(member.metrics.get, times), memory, cpu, identity.host or ""])
     if column == 0 and not descending:  # by rank, but what matters comes first
         return sorted(rows, key=lambda row: (row[0] not in named, row[0]))
     known = [row for row in rows if row[column] is not None]
     known.sort(key=lambda row: (row[column], row[0]), reverse=descending)
     return [*known, *(row for row in rows if row[column] is None)]
-
-
-def _value(section: Section, name: str, key: str) -> float | None:
-    return section.ranks.get(name, NOBODY).metrics.get(key)
 
 
 def rank_cells(row: Sequence[Any], is_named: bool) -> list[str]:

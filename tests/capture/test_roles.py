@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -206,6 +205,7 @@ def test_the_trained_model_in_eval_mode_after_every_step_is_validation(recorder:
     assert not any(recorder.ms("no_grad"))
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("loaded", [False, True], ids=["one tensor", "loader"])
 def test_the_trained_model_evaluated_with_gradients_on_is_validation(
     recorder: Recorder, make_training: Make, loaded: bool
@@ -221,9 +221,7 @@ def test_the_trained_model_evaluated_with_gradients_on_is_validation(
         model.eval()
         model(x)
     assert min(recorder.ms("validation")[1:]) > 0.95 * NAP_MS
-    assert (
-        statistics.median(recorder.ms("forward")) < 1.9 * NAP_MS
-    )  # with the other pass each would be two naps
+    assert max(recorder.ms("forward")) < 1.9 * NAP_MS
 
 
 def test_a_model_that_trains_in_eval_mode_is_forward(recorder: Recorder, make_training: Make) -> None:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -18,6 +23,19 @@ from tests.capture.conftest import Recorder, patched_attributes
 from traceml.capture import install
 
 Make = Callable[..., Any]
+SENDS_ITS_OPTIMIZER = """
+import cloudpickle, torch
+class Own(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step(closure)
+model = torch.nn.Linear(4, 4)
+optimizer = Own(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.randn(4, 4)).sum().backward()
+    optimizer.step()
+with open("class.pickle", "wb") as file:
+    cloudpickle.dump(Own, file)
+"""
 
 
 class Net(nn.Module):
@@ -166,3 +184,33 @@ def test_our_own_error_is_reported_once_and_training_goes_on(
     assert "our own bug" in said[0]
     assert "training goes on" in said[0]
     assert len(recorder.rows()) == 5
+
+
+def test_a_compiled_step_breaks_no_more_graphs_than_before_anything_was_compiled(recorder: Recorder) -> None:
+    """`step` is C until torch.compile is asked for something; then the compiler looks through it."""
+    model = Net()
+    train(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    update = torch.compile(lambda: optimizer.step(), backend="eager")
+    torch._dynamo.utils.counters.clear()
+    for _ in range(3):
+        model(torch.randn(4, 8)).backward()
+        update()
+    breaks = torch._dynamo.utils.counters["graph_break"]
+    assert not [reason for reason in breaks if "Seam" in reason or "traceml" in reason]
+    assert isinstance(vars(torch.optim.SGD)["step"], FunctionType)
+    assert len(recorder.rows()) == 5 + 3
+
+
+def test_an_optimizer_class_of_the_script_is_sent_by_value_without_traceml(tmp_path: Path) -> None:
+    """cloudpickle sends what a script defines itself (Ray, joblib) to processes that may not have TraceML."""
+    (tmp_path / "train.py").write_text(SENDS_ITS_OPTIMIZER)
+    recording = Path(traceml.__file__).parents[1]
+    command = [sys.executable, "-m", "traceml", "run", "--quiet", "train.py"]
+    environment = {**os.environ, "PYTHONPATH": str(recording)}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    loads = "import pickle, sys; print(pickle.load(sys.stdin.buffer).step.__name__, 'traceml' in sys.modules)"
+    with (tmp_path / "class.pickle").open("rb") as pickled:
+        plain = subprocess.run([sys.executable, "-c", loads], stdin=pickled, check=True, capture_output=True)
+    assert plain.stdout.split() == [b"step", b"False"]

@@ -1027,8 +1027,19 @@ static int Seam_init(Seam *m, PyObject *args, PyObject *kwargs) {
     return 0;
 }
 
-/* Found by its name, as a function is: copy and deepcopy return the seam itself. */
-static PyObject *Seam_reduce(PyObject *self, PyObject *unused) { return PyObject_GetAttrString(self, "__qualname__"); }
+/* Found by its name, as a function is: copy and deepcopy return the seam itself. What a script defines in its main
+ * module, cloudpickle sends by value, to processes that need not have TraceML: they get what is wrapped. */
+static PyObject *Seam_reduce(PyObject *self, PyObject *unused) {
+    PyObject *module = PyObject_GetAttrString(self, "__module__");
+    int is_main = module != NULL && PyUnicode_Check(module) && !PyUnicode_CompareWithASCIIString(module, "__main__");
+    Py_XDECREF(module);
+    if (!is_main) PyErr_Clear();
+    if (!is_main) return PyObject_GetAttrString(self, "__qualname__");
+    PyObject *copy = PyImport_ImportModule("copy");
+    PyObject *same = copy == NULL ? NULL : PyObject_GetAttrString(copy, "copy"); /* of a function: itself */
+    Py_XDECREF(copy);
+    return same == NULL ? NULL : Py_BuildValue("N(O)", same, ((Seam *)self)->original);
+}
 
 static PyMethodDef Seam_methods[] = {
     {"__reduce__", Seam_reduce, METH_NOARGS, NULL},

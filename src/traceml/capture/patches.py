@@ -53,6 +53,7 @@ PATCHES: tuple[Patch, ...] = (
     Patch("torch.optim.swa_utils", "AveragedModel.update_parameters", _OPTIMIZER),
     Patch("torch.nn.utils.clip_grad", "clip_grad_norm_", _OPTIMIZER, also=("torch.nn.utils",)),
     Patch("torch.nn.utils.clip_grad", "clip_grad_value_", _OPTIMIZER, also=("torch.nn.utils",)),
+    Patch("torch._dynamo.eval_frame", "TorchPatcher.patch", w.wrap_compiler),
     Patch("torch._functorch.vmap", "vmap_impl", wrap_transform, also=("torch._functorch.apis",)),
     Patch("torch._functorch.eager_transforms", "grad_and_value_impl", wrap_transform),
     Patch("torch._functorch.eager_transforms", "_vjp_with_argnums", wrap_transform),
@@ -77,7 +78,7 @@ DEVICE_PATCHES: tuple[Patch, ...] = (
 """Only where a device is in use: torch compares these methods with its own lists."""
 FUNCTION_PATCH = Patch("torch.autograd.function", "Function.apply", wrap_apply)
 """Only where an autograd function calls modules: many more are operations inside modules."""
-NEW_TORCH: frozenset[str] = frozenset({"ProcessGroup.monitored_barrier"})
+NEW_TORCH: frozenset[str] = frozenset({"ProcessGroup.monitored_barrier", "TorchPatcher.patch"})
 """Attributes that not every build of torch has; nothing else depends on them."""
 
 
@@ -125,11 +126,7 @@ def take_out(session: Session) -> None:
             delattr(owner, name)
         else:
             setattr(owner, name, before)
-    for cls, step in session.wrapped_optimizers:
-        if hasattr(vars(cls).get("step"), ORIGINAL):
-            cls.step = step
     session.patched.clear()
-    session.wrapped_optimizers.clear()
     w.tell_compiler(session.torch.nn.Module)
 
 

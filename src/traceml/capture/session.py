@@ -39,7 +39,7 @@ class Session:
         self.measured = 0  # bit for each phase whose patches are in
         self.missing: list[str] = []  # what this version of torch does not have
         self.patched: list[tuple[Any, str, Any]] = []
-        self.wrapped_optimizers: list[tuple[Any, Any]] = []
+        self.compiles = False  # torch.compile has been asked for something
         self.on_device: Callable[[], None] = nothing  # a device is in use: time copies to it
         self.on_no_grad: Callable[[], None] = nothing  # a module is called without gradients, by whom?
         self.on_step: Callable[[Any], None] = nothing  # this optimizer stepped, called by another one?

@@ -102,7 +102,8 @@ def _through_layers(twin: Function, switch: Switch, kind: int) -> Function:
 def seen_through(original: Function, inner: Function, is_compiling: Callable[[], bool]) -> Function:
     """`inner` in a plain function, which torch.compile looks through and pickle finds by name.
 
-    Inside torch.compile `is_compiling` is a constant, so that the compiler sees nothing of ours.
+    Inside torch.compile `is_compiling` is a constant, so that the compiler sees nothing of ours. The function
+    names nothing of this module: cloudpickle may send it by value to processes that do not have TraceML.
     """
 
     @replaces(original)
@@ -112,7 +113,8 @@ def seen_through(original: Function, inner: Function, is_compiling: Callable[[],
         try:
             return inner(*args, **kwargs)
         except BaseException as problem:
-            hide_frame(problem)
+            if problem.__traceback__ is not None:
+                problem.__traceback__ = problem.__traceback__.tb_next
             raise
 
     return wrapper

@@ -184,6 +184,8 @@ def wrap_iter(original: Function, session: Session) -> Function:
 def wrap_optimizer_step(original: Function, session: Session, optimizer_at: int = 0) -> Function:
     """`step` of an optimizer class, or of a GradScaler: then the optimizer is its argument, and if it is
     skipped, the training step is over all the same.
+
+    An optimizer's is in C without a Python frame, until something is compiled: see `wrap_compiler`.
     """
     switch, failed = session.switch, failure_of(session)
     stepped = failsafe("end of a step", None, session.off)(session.optimizer_stepped)
@@ -194,11 +196,34 @@ def wrap_optimizer_step(original: Function, session: Session, optimizer_at: int 
             stepped(optimizer, switch.since)
 
     if c_module is not None:
-        inner = c_module.Seam(original, optimizer_at, failed, stepped, switch, wrap.STEP, c.OPTIMIZER)
+        inner = seam(wrap.STEP, c.OPTIMIZER, switch, original, optimizer_at, failed, stepped)
+        if optimizer_at == 0 and not session.compiles:
+            return inner
     else:
         slots = {c.OPTIMIZER: c.OPTIMIZER}
         inner = around(original, switch, lambda *_: switch.enter_optimizer(), slots, failed, done=done)
     return seen_through(original, inner, session.torch.compiler.is_dynamo_compiling)
+
+
+def wrap_compiler(original: Function, session: Session) -> Function:
+    """What torch.compile calls before it looks at any code: from here on it must see through `step`."""
+
+    @failsafe("preparing for torch.compile", None)
+    def prepare() -> None:
+        session.compiles = True
+        for owner, name, _ in session.patched:
+            step = vars(owner).get(name)
+            if name == "step" and c_module is not None and isinstance(step, c_module.Seam):
+                original = getattr(step, wrap.ORIGINAL)
+                setattr(owner, name, seen_through(original, step, session.torch.compiler.is_dynamo_compiling))
+
+    @replaces(original)
+    def patch() -> Any:
+        if not session.compiles:
+            prepare()
+        return original()
+
+    return patch
 
 
 def wrap_patch_step_function(original: Function, session: Session) -> Function:
@@ -226,8 +251,8 @@ def wrap_optimizer_class(cls: Any, session: Session) -> None:
     if not hasattr(step, wrap.ORIGINAL):
         wrapped = wrap_optimizer_step(step, session)
         wrapped.hooked = True  # type: ignore[attr-defined]  # PyTorch's own mark: do not wrap it again
+        session.patched.append((cls, "step", vars(cls).get("step")))
         cls.step = wrapped
-        session.wrapped_optimizers.append((cls, step))
 
 
 def wrap_copy_to_device(original: Function, session: Session) -> Function:

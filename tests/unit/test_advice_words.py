@@ -27,7 +27,7 @@ from traceml.analyze.diagnose import (
 )
 from traceml.analyze.rules.memory import MemoryView
 from traceml.analyze.rules.system import GaugeView
-from traceml.analyze.window import PHASE_KEYS
+from traceml.analyze.window import PHASE_KEYS, OutsideSteps
 from traceml.schema.summary import Finding
 
 LOOKS = ("Check", "Compare", "Find out", "Inspect", "Look", "Nothing", "See", "Watch")
@@ -61,7 +61,8 @@ def of_time() -> Iterator[Finding]:
         ),
         *(window(input=0.3, forward=0.6, core_use=idle, workers=workers) for workers in (0, 2)),
         *(window(input=20.0, **MODEL, input_inferred=True, loader_on_thread=it) for it in (False, True)),
-        window(**MODEL, end=(60.0, 0.8)),
+        window(**MODEL, start=OutsideSteps(60.0, 0.8)),
+        window(**MODEL, end=OutsideSteps(60.0, 0.8)),
         window(input=every(3, 90.0, COUNT, otherwise=1.0), **MODEL, workers=2, epoch_starts=starts),
         window(input=every(20, 400.0, COUNT, otherwise=1.0), **MODEL, workers=2, epoch_starts=starts),
         window(h2d=20.0, **MODEL, clock="device", unmeasured=("sync",)),

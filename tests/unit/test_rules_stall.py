@@ -13,7 +13,7 @@ from tests.unit.made import window
 from tests.unit.test_rules_ranks import MEASURED, coupled, uncoupled, usual
 from traceml.analyze.align import align
 from traceml.analyze.diagnose import diagnose_time
-from traceml.analyze.window import Window
+from traceml.analyze.window import OutsideSteps, Window
 from traceml.schema.summary import CRIT, WARN, Finding, Summary
 
 COUNT = 100
@@ -461,20 +461,23 @@ def test_longer_steps_of_another_optimizer_are_more_work() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end_s", "share", "delay", "severity"),
-    [(20.0, 0.8, 0.0, WARN), (20.0, 0.1, 0.0, None), (4.0, 0.8, 0.0, None), (20.0, 0.8, 0.5, None)],
+    ("seconds", "share", "delay", "is_long"),
+    [(30.0, 0.8, 0.0, True), (30.0, 0.1, 0.0, False), (4.0, 0.8, 0.0, False), (30.0, 0.8, 0.5, False)],
     ids=["long", "a small part", "short", "busy machine"],
 )
-def test_long_time_after_the_last_step_is_reported(
-    end_s: float, share: float, delay: float, severity: str | None
+def test_long_time_before_the_first_or_after_the_last_step_is_reported(
+    seconds: float, share: float, delay: float, is_long: bool
 ) -> None:
-    """A run that spends most of its time after its last step is not BALANCED. Short ends, and ends on a
-    machine without free cores, are nobody's fault."""
-    made_up = window(100, forward=5.0, backward=5.0, wait=0.5, end=(end_s, share), cpu_delay_share=delay)
-    findings = [f for f in diagnose_time(made_up) if f.kind == "LONG_END"]
-    assert [f.severity for f in findings] == [severity] * (severity is not None)
-    if findings:
-        assert (
-            "After the last step (100) the command went on for 20.0 s, 80.0 % of the run"
-            in findings[0].summary
-        )
+    """A run that spends most of its time outside its steps is not BALANCED. Short starts and ends, and those
+    on a machine without free cores, are nobody's fault."""
+    sentences = {
+        "start": ("LONG_START", "The first step began after 30.0 s, 80.0 % of the run"),
+        "end": ("LONG_END", "After the last step (100) the command went on for 30.0 s, 80.0 % of the run"),
+    }
+    for when, (kind, words) in sentences.items():
+        outside: Any = {when: OutsideSteps(seconds, share), "cpu_delay_share": delay}
+        findings = diagnose_time(window(100, forward=5.0, backward=5.0, wait=0.5, **outside))
+        assert (findings[0].kind == kind) is is_long
+        if is_long:
+            assert findings[0].severity == WARN
+            assert words in findings[0].summary

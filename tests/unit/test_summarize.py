@@ -391,7 +391,8 @@ def test_an_impossible_world_size_is_not_believed() -> None:
 
 
 def test_end_of_a_run_is_what_follows_its_last_step() -> None:
-    """What follows the last step is judged at the end of a completed run, without its validation."""
+    """What comes before the first and after the last step is judged at the end of a completed run, without
+    validation."""
     rows = made.steps(100, **USUAL)
     last = int(rows["end_ns"][-1])
     facts = RunFacts("demo", status="completed", exit_code=0, begin_ns=0, end_ns=last + 30 * 10**9)
@@ -400,3 +401,6 @@ def test_end_of_a_run_is_what_follows_its_last_step() -> None:
     assert "LONG_END" in {f.kind for f in summarize(idle, facts).step_time.issues}
     assert "LONG_END" not in {f.kind for f in summarize(idle, facts, final=False).step_time.issues}
     assert "LONG_END" not in {f.kind for f in summarize(validates, facts).step_time.issues}
+    late = replace(facts, begin_ns=int(rows["begin_ns"][0]) - 40 * 10**9, end_ns=last + 1)
+    assert summarize(idle, late).step_time.diagnosis.kind == "LONG_START"
+    assert "LONG_START" not in {f.kind for f in summarize(idle, late, final=False).step_time.issues}

@@ -186,18 +186,16 @@ def accounting_of(first: RankRecording, attempts: Attempts, facts: RunFacts) -> 
     }
 
 
-NOTHING_AFTER: Final = (0.0, 0.0)
-
-
-def end_of_run(attempts: Attempts, facts: RunFacts) -> tuple[float, float]:
-    """What a completed run spent after its last step, without validation and checkpoints: seconds, share."""
+def around_steps(attempts: Attempts, facts: RunFacts) -> tuple[w.OutsideSteps, w.OutsideSteps]:
+    """What a completed run spent before its first and after its last step, without validation and
+    checkpoints."""
     first = next((r for r in attempts.chosen.values() if len(r.rows)), None)
     parts = accounting_of(first, attempts, facts) if first is not None else {}
-    seconds = {key: value or 0.0 for key, value in parts.items()}
-    if facts.status != "completed" or not seconds:
-        return NOTHING_AFTER
-    end_s = seconds["after_last_step_s"]
-    return end_s, end_s / max(sum(seconds.values()), 1e-9)
+    if facts.status != "completed" or not parts:
+        return w.NO_TIME, w.NO_TIME
+    whole_s = max(sum(value or 0.0 for value in parts.values()), 1e-9)
+    start_s, end_s = parts["startup_s"] or 0.0, parts["after_last_step_s"] or 0.0
+    return w.OutsideSteps(start_s, start_s / whole_s), w.OutsideSteps(end_s, end_s / whole_s)
 
 
 def _outside(first: RankRecording, begin_ns: int, end_ns: int, when: str) -> dict[str, float]:

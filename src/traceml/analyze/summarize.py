@@ -12,8 +12,8 @@ from traceml.analyze.diagnose import choose_primary
 from traceml.analyze.endings import explain
 from traceml.analyze.layers import layers_section
 from traceml.analyze.recordings import believed, find_attempts
-from traceml.analyze.run import NOTHING_AFTER, end_of_run, events_of, run_of
-from traceml.analyze.window import Window
+from traceml.analyze.run import around_steps, events_of, run_of
+from traceml.analyze.window import NO_TIME, Window
 from traceml.analyze.window_arrays import Before
 from traceml.schema import catalog as c
 from traceml.schema.recorded import RankRecording, RunFacts, RunRecording
@@ -34,11 +34,13 @@ def summarize(
     when = sections.training_times(ranks)
     samples = sections.process_samples(recording, ranks, when)
     delays = m.row_means(samples.table("cpu_delay_percent"))  # of each rank's threads, waiting for a core
+    start, end = around_steps(attempts, facts) if final else (NO_TIME, NO_TIME)
     window = replace(
         align_ranks(ranks, before),
         cpu_delay_share=float(np.fmax.reduce(delays, initial=0.0)) / 100,
         core_use=core_use(recording, facts, [*ranks.values(), *attempts.doubles], when.get(0)),
-        end=end_of_run(attempts, facts) if final else NOTHING_AFTER,
+        start=start,
+        end=end,
     )
     memory = sections.memory_view(ranks, window, recording, samples)
     most = None if final else LIVE_MEMBERS

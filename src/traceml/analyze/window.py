@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,16 @@ COMPUTE = tuple(PHASE_KEYS[i] for i in c.COMPUTE_PHASES)
 MODEL = (*COMPUTE, NO_GRAD)
 """What the model does in a step, with and without gradients."""
 LABELS = {p.key: p.label.lower() for p in c.PHASES} | {WAIT: "wait", NO_GRAD: "forward without gradients"}
+
+
+class OutsideSteps(NamedTuple):
+    """Time of the run before its first or after its last step."""
+
+    seconds: float = 0.0
+    share: float = 0.0  # of the run
+
+
+NO_TIME = OutsideSteps()
 
 
 def median_low(values: Floats) -> float:
@@ -132,7 +142,8 @@ class Window:
     batches_per_step: float = 1.0
     loader_on_thread: bool = False  # another thread reads a loader
     new_optimizers: tuple[int, ...] = ()  # steps from which on another optimizer ends the steps
-    end: tuple[float, float] = (0.0, 0.0)  # after the last step: see run.end_of_run
+    start: OutsideSteps = NO_TIME  # before the first step: see run.around_steps
+    end: OutsideSteps = NO_TIME  # after the last step
     epoch_starts: frozenset[int] = frozenset()  # steps in which a loader, and its workers, were started
 
     @property

@@ -1,4 +1,4 @@
-"""Step-time diagnoses of single events: steps that stalled, work that no step came of, a long end."""
+"""Step-time diagnoses of single events: stalled steps, work that no step came of, a long start or end."""
 
 from typing import Final
 
@@ -6,15 +6,17 @@ import numpy as np
 
 from traceml.analyze import window as w
 from traceml.analyze.rules.change import GARBAGE_COLLECTION, Cause, explaining, more_batches, named
-from traceml.analyze.rules.rule import CRIT_SHARE, Measured, Rule, Thresholds, beyond_delay
+from traceml.analyze.rules.rule import CRIT_SHARE, MOST_SHARE, Measured, Rule, Thresholds, beyond_delay
 from traceml.analyze.views import TimeView
 from traceml.schema import fmt
 
 FIRST_STEPS: Final = 3
 """In them DDP exchanges its order of gradients in the forward pass."""
+LEAST_START_S: Final = 20.0
+"""Importing large libraries takes nearly as long on a small machine. Trials are short on purpose."""
 LEAST_END_S: Final = 10.0
 BUSY_MACHINE: Final = 0.3
-"""If threads waited for a core longer than this, a long end says nothing."""
+"""If threads waited for a core longer than this, a long start or end says nothing."""
 
 
 def stall(view: TimeView) -> Measured | None:
@@ -89,15 +91,23 @@ def _find_stop(view: TimeView, at: int, extra_ns: float) -> Cause:
     return explaining(more_ms, extra_ns / 1e6, window.wait_places[rows, at].sum(axis=0), named)
 
 
+def long_start(view: TimeView) -> Measured | None:
+    """Most of the run passed before the first step, without validation or checkpoints."""
+    return _outside_steps(view.window, view.window.start, LEAST_START_S)
+
+
 def long_end(view: TimeView) -> Measured | None:
     """The command went on for a large part of the run after its last step, without validation or
     checkpoints."""
-    window = view.window
-    end_s, share = window.end
-    if end_s < LEAST_END_S or window.cpu_delay_share >= BUSY_MACHINE:
+    return _outside_steps(view.window, view.window.end, LEAST_END_S)
+
+
+def _outside_steps(window: w.Window, outside: w.OutsideSteps, least_s: float) -> Measured | None:
+    if outside.seconds < least_s or window.cpu_delay_share >= BUSY_MACHINE:
         return None
-    found = Measured(level=share, score=share, words={"after": fmt.seconds(end_s)})
-    found.evidence.update(step=int(window.steps[-1]), after_ms=1e3 * end_s)
+    words = {"took": fmt.seconds(outside.seconds)}
+    found = Measured(level=outside.share, score=outside.share, words=words)
+    found.evidence.update(step=int(window.steps[-1]), took_ms=1e3 * outside.seconds)
     return found
 
 
@@ -144,9 +154,17 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
         Thresholds(of="{} of the training time"),
     ),
     Rule(
+        "LONG_START",
+        long_start,
+        "The first step began after {took}, {score} of the run.",
+        "Look at what runs before the training loop: imports, downloads, data that is prepared anew in every "
+        "run. A longer training changes the share, too.",
+        Thresholds(MOST_SHARE, None, of="{} of the run"),
+    ),
+    Rule(
         "LONG_END",
         long_end,
-        "After the last step ({step}) the command went on for {after}, {score} of the run, without "
+        "After the last step ({step}) the command went on for {took}, {score} of the run, without "
         "validation or checkpoints.",
         "Look at what runs after the training loop: tests, plots, uploads, processes that are waited for.",
         Thresholds(CRIT_SHARE, None, of="{} of the run"),

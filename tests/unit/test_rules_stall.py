@@ -437,12 +437,12 @@ def test_a_step_that_does_more_was_not_stopped() -> None:
     was dropped, even if a few other steps ran the model a little more often without taking longer."""
     more, work = np.zeros(COUNT), np.ones(COUNT)
     more[::20], more[-1], work[-1] = 1.0, 199.0, 200.0
-    (found, *_) = diagnose_time(
+    verdict, remark = diagnose_time(
         window(COUNT, forward=2.0 * work, backward=3.0 * work, optimizer=1.0, more_batches=more[None, :])
     )
-    assert found.kind == "STALL"
-    assert "with 200 batches instead of 1" in found.summary
-    assert "nothing stopped it" in found.action
+    assert verdict.kind == "COMPUTE_BOUND"
+    assert remark.kind == "MORE_WORK"
+    assert "because it has 200 batches instead of 1. Nothing stopped it." in remark.summary
     (found, *_) = diagnose_time(window(COUNT, forward=2.0 * work, backward=3.0 * work, optimizer=1.0))
     assert "batches" not in found.summary
     assert "what stopped" in found.action
@@ -481,3 +481,20 @@ def test_long_time_before_the_first_or_after_the_last_step_is_reported(
         if is_long:
             assert findings[0].severity == WARN
             assert words in findings[0].summary
+
+
+def test_episodes_played_now_and_then_are_no_jitter() -> None:
+    """Reinforcement learning plays episodes in every 16th step: the time of the environment is wait, all of
+    it counts, and no slow step is a riddle. One episode that takes far longer than the others is."""
+    playing = np.arange(COUNT) % 16 == 5
+    no_grad, environment = np.where(playing, 60.0, 0.0), np.where(playing, 200.0, 0.0)
+    model: Any = {"forward": 2.0, "backward": 3.0, "optimizer": 1.0, "no_grad": no_grad}
+    findings = diagnose_time(window(COUNT, **model, wait=environment, place="wait_no_grad"))
+    assert kinds(findings) == {"WAIT_HEAVY"}
+    assert findings[0].severity == CRIT
+    assert "environment" in findings[0].action
+    environment[COUNT // 16 * 8 + 5] = 6_000.0
+    assert "STALL" in kinds(diagnose_time(window(COUNT, **model, wait=environment, place="wait_no_grad")))
+    elsewhere = diagnose_time(window(COUNT, **model, wait=environment, place="wait_backward"))
+    assert "JITTER" in kinds(elsewhere)
+    assert "environment" not in elsewhere[0].action

@@ -14,6 +14,7 @@ from traceml.analyze import window as w
 from traceml.analyze.patterns import SHIFT_SHARE, STALL_FACTOR, Shift, find_runs, find_shift, find_stalls
 from traceml.analyze.rules.rule import CRIT_SHARE, EXPLAINED_SHARE, TYPICAL_PART, WARN_SHARE, judged_share
 from traceml.analyze.window import Floats, RankSeries
+from traceml.schema import catalog as c
 
 CALLS_OF_ANY_STEP: Final = 3
 """Backward, zero_grad, optimizer: a step has them once, however much work it does."""
@@ -30,6 +31,8 @@ ALWAYS_LATE_SHARE: Final = 0.75
 STEPS_TO_NAME: Final = 40
 """With fewer steps, which of many ranks take turns is chance."""
 FEWEST_STEPS: Final = 2
+FEWEST_ROLLOUTS: Final = 3
+AFTER_NO_GRAD: Final = c.WAIT_NO_GRAD - c.FIRST_WAIT
 MOST_BURDENED: Final = 64
 MOST_NAMED: Final = 4
 """If more ranks than this, or more than half of them, take turns at being last, none is named."""
@@ -71,9 +74,26 @@ class TimeView:
         return w.median_low(np.minimum(self.window.busy_wait_ns.sum(axis=1) / np.maximum(wait, 1.0), 1.0))
 
     @cached_property
+    def played(self) -> NDArray[np.bool_]:
+        """(rank, step): where passes without gradients run now and then: episodes, samples that are drawn."""
+        runs = self.window.of(w.NO_GRAD) > 0
+        times = np.count_nonzero(runs.any(axis=0))
+        return runs & (FEWEST_ROLLOUTS <= times <= w.RARE_SHARE * self.window.count)
+
+    @cached_property
+    def between_rollouts(self) -> Floats:
+        """What runs between such passes, as the steps of an environment."""
+        return np.where(self.played, self.window.wait_places[:, :, AFTER_NO_GRAD], 0.0)
+
+    @cached_property
+    def rollouts(self) -> Floats:
+        """All time of those passes. They are deliberate, like validation."""
+        return np.where(self.played, self.window.of(w.NO_GRAD), 0.0) + self.between_rollouts
+
+    @cached_property
     def typical_steps(self) -> Floats:
         """For each step the median rank's time without deliberate outside work."""
-        return w.median_over_ranks(self.window.net_step_ns - self.outside_work)
+        return w.median_over_ranks(self.window.net_step_ns - self.outside_work - self.rollouts)
 
     @cached_property
     def work(self) -> dict[str, Floats]:
@@ -101,8 +121,8 @@ class TimeView:
         validation or checkpoint that takes far longer than the others is not deliberate."""
         window = self.window
         own = window.own_work.values - window.overhead_ns
-        for key in (*w.OUTSIDE, *window.user_keys):
-            mine = window.of(key)
+        deliberate = (window.of(key) for key in (*w.OUTSIDE, *window.user_keys))
+        for mine in (*deliberate, self.rollouts):
             if mine.any():
                 longest = mine.max(axis=0)
                 usual = w.median_low(longest[longest > 0])

@@ -124,9 +124,11 @@ _WHAT_GROWS: Final[dict[str | None, str]] = {
 
 def more_work(view: TimeView) -> Measured | None:
     """Steps take longer than before because they do more: longer episodes or sequences, larger batches; or
-    from where another optimizer takes over, as when more layers are trained."""
+    from where another optimizer takes over, as when more layers are trained. Or a single step does much more
+    than the others (L-BFGS)."""
+    whole, view = view, view.calm
     if view.shift is None:
-        return None
+        return _busy_step(whole)
     longer = view.shift.after / view.shift.before
     if (began := _new_optimizer(view, view.shift)) and longer > 1:
         words = {"longer": f"{longer:.1f}"}
@@ -141,6 +143,23 @@ def more_work(view: TimeView) -> Measured | None:
     return Measured(level=longer - 1, words=words, evidence={"since_step": since, "what": what})
 
 
+def _busy_step(view: TimeView) -> Measured | None:
+    """A step that took long because it did more."""
+    at = next((i for i in view.stalls if busier(view, i)), None)
+    if at is None:
+        return None
+    took_ns = float(view.slowest_steps[at])
+    share = took_ns / float(view.window.net_step_ns.sum(axis=1).max())
+    words = {"took": fmt.seconds(took_ns / 1e9), "batches": busier(view, at)}
+    found = Measured(level=share, score=share, words=words, summary=_ONE_STEP)
+    found.evidence.update(since_step=int(view.window.steps[at]), what="one step")
+    return found
+
+
+_ONE_STEP: Final = (
+    "Step {since_step} took {took}, {score} of the training time, because it has {batches}. Nothing stopped "
+    "it."
+)
 _OTHER_OPTIMIZER: Final = (
     "Steps take {longer} times as long since step {since_step}, where another optimizer takes over: a new "
     "stage, or more layers that are trained."
@@ -218,6 +237,14 @@ def jitter(view: TimeView) -> Measured | None:
     )
 
 
+def busier(view: TimeView, at: int) -> str:
+    """How many more batches this step takes, if it runs the model more often by about as much as it takes
+    longer; otherwise something stopped it."""
+    more, batches = more_batches(view.window, at, slice(None))
+    longer = float(view.slowest_steps[at] / np.median(view.slowest_steps))
+    return batches if more > 1 and more >= longer / 2 else ""
+
+
 def more_batches(window: w.Window, slow: Any, others: Any) -> tuple[float, str]:
     """How many times as many batches these steps take as the others, and that in words."""
     if not window.more_batches.any():
@@ -285,14 +312,6 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
         "Since step {since_step}, steps take {after_ms} instead of {before_ms} (+{rise}){work}; {where}.",
         "Find out what changed at step {since_step}: data, sequence length, growing structures, other jobs.",
         Thresholds(0.15, 0.30, "{} longer steps"),
-    ),
-    Rule(
-        "MORE_WORK",
-        more_work,
-        "Steps take {longer} times as long since step {since_step}, because each has {times} times as many "
-        "{what}.",
-        "Nothing to mend if that is meant; compare the time per sample, not per step.",
-        thresholds=None,
     ),
     Rule(
         "JITTER",

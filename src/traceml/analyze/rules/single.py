@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 
 from traceml.analyze import window as w
-from traceml.analyze.rules.change import GARBAGE_COLLECTION, Cause, explaining, more_batches, named
+from traceml.analyze.rules.change import GARBAGE_COLLECTION, Cause, busier, explaining, more_work, named
 from traceml.analyze.rules.rule import CRIT_SHARE, MOST_SHARE, Measured, Rule, Thresholds, beyond_delay
 from traceml.analyze.views import TimeView
 from traceml.schema import fmt
@@ -21,7 +21,7 @@ BUSY_MACHINE: Final = 0.3
 
 def stall(view: TimeView) -> Measured | None:
     """One or two single steps cost a large part of all time. More of them are JITTER."""
-    window, at = view.window, view.stalls
+    window, at = view.window, np.array([i for i in view.stalls if not busier(view, i)], dtype=np.int64)
     if not len(at):
         return None
     typical = float(np.median(view.slowest_steps))
@@ -29,16 +29,12 @@ def stall(view: TimeView) -> Measured | None:
     share = lost / float(window.net_step_ns.sum(axis=1).max())
     longest = at[np.argmax(view.slowest_steps[at])]
     stops = {i: _find_stop(view, i, float(view.slowest_steps[i]) - typical) for i in (longest, *at)}
-    main, works, clauses = stops[longest], {}, []
+    main, clauses = stops[longest], []
     everyone = "the training" if len(window.ranks) < 2 else "all ranks"
     stopped: dict[str, list[str]] = {}
     for i, stop in stops.items():
-        more, batches = more_batches(window, i, slice(None))
-        longer = float(view.slowest_steps[i] / typical)
-        # A step that ran the model more often by about as much as it took longer was not stopped.
-        works[i] = f", with {batches}" if more > 1 and more >= longer / 2 else ""
         took = fmt.seconds(float(view.slowest_steps[i]) / 1e9)
-        clauses.append(f"Step {window.steps[i]} took {took}, {stop.words['where']}{works[i]}")
+        clauses.append(f"Step {window.steps[i]} took {took}, {stop.words['where']}")
         who = named(stop.ranks) if stop.ranks else everyone
         stopped.setdefault(who, []).append(f"step {window.steps[i]}")
     what = " and ".join(f"{who} in {' and '.join(steps)}" for who, steps in stopped.items())
@@ -46,7 +42,6 @@ def stall(view: TimeView) -> Measured | None:
         level=beyond_delay(share, window.cpu_delay_share),
         score=share,
         words={"steps": ". ".join(clauses), "what": what},
-        action=_DOES_MORE if works[longest] else None,
         phase=main.phase,
         ranks=tuple(sorted({rank for stop in stops.values() for rank in stop.ranks})),
         evidence={
@@ -60,12 +55,6 @@ def stall(view: TimeView) -> Measured | None:
         },
         cost_ms=lost / window.count / 1e6,
     )
-
-
-_DOES_MORE: Final = (
-    "Check that step {step} should do so much more than the others (L-BFGS, accumulation). If it should, "
-    "nothing stopped it."
-)
 
 
 def _find_stop(view: TimeView, at: int, extra_ns: float) -> Cause:
@@ -143,6 +132,14 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
         "{steps}. A typical step takes {typical_ms}. That cost {score} of the training time.",
         "Find out what stopped {what}: storage, network, a lock, other jobs on the machine.",
         Thresholds(of="{} of the training time lost in one or two steps"),
+    ),
+    Rule(
+        "MORE_WORK",
+        more_work,
+        "Steps take {longer} times as long since step {since_step}, because each has {times} times as many "
+        "{what}.",
+        "Nothing to mend if that is meant; compare the time per sample, not per step.",
+        thresholds=None,
     ),
     Rule(
         "DROPPED_STEPS",

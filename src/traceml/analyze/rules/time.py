@@ -8,7 +8,7 @@ import numpy as np
 
 from traceml.analyze import window as w
 from traceml.analyze.rules.rule import EXPLAINED_SHARE, MOST_SHARE, Measured, Rule, judged_share
-from traceml.analyze.views import TimeView
+from traceml.analyze.views import AFTER_NO_GRAD, TimeView
 from traceml.schema import catalog as c
 from traceml.schema import fmt
 from traceml.schema.summary import Finding
@@ -75,9 +75,10 @@ def wait_heavy(view: TimeView) -> Measured:
     shares = {name: min(1.0, float(part.sum()) / whole) for name, (_, part) in parts.items()}
     name = max(shares, key=lambda n: shares[n])
     phase = parts[name][0]
-    # Outside work is deliberate, not jitter, so all of it counts; of the rest only what typical steps show.
+    # Deliberate work is no jitter, so all of it counts; of the rest only what typical steps show.
     found = _bound(view, values, phase)
-    steady = window.median_share(view.outside_work) + _bound(view, view.net_wait, w.WAIT).level
+    rare = np.maximum(view.net_wait - view.between_rollouts, 0.0)
+    steady = window.median_share(view.outside_work + view.between_rollouts) + _bound(view, rare, w.WAIT).level
     # The rank that does nearly all of this phase while the others wait, if there is one.
     totals = window.of(phase).sum(axis=1)
     at = int(np.argmax(totals))
@@ -86,6 +87,7 @@ def wait_heavy(view: TimeView) -> Measured:
     advice = _WAIT_ADVICE.get(name, "look at what that phase does on the training thread")
     if name == UNATTRIBUTED:
         advice = _UNATTRIBUTED_ADVICE[_activity(view)]
+        advice = f"{_ENVIRONMENT}; otherwise {advice}" if _main_place(view)[0] == AFTER_NO_GRAD else advice
     but = "" if window.measured(w.OPTIMIZER) else " that was seen (the optimizer was not)"
     found.words.update(part=_parts_in_words(view, shares, name, alone), advice=advice, but=but)
     found.evidence.update(largest_part=name, busy_wait_share=view.busy_wait_share)
@@ -101,17 +103,22 @@ def _parts_in_words(view: TimeView, shares: dict[str, float], largest: str, alon
     words += [f"{fmt.share(shares[n])} {n}" for n in others if n != UNATTRIBUTED]
     if largest != UNATTRIBUTED and UNATTRIBUTED not in others:
         return ", ".join(words)
-    totals = view.window.wait_places.sum(axis=1)
-    totals = totals[np.argsort(totals.sum(axis=1))[(len(totals) - 1) // 2]]  # the median rank's
-    at = int(np.argmax(totals))
-    where, share = c.WAIT_PLACES[at].where, float(totals[at] / max(totals.sum(), 1.0))
+    at, share = _main_place(view)
     activity = _activity(view)
     did = f", where the training thread was {activity}" if activity else ""
-    rest = f"{fmt.share(share)} of it is {where}{did}"
+    rest = f"{fmt.share(share)} of it is {c.WAIT_PLACES[at].where}{did}"
     if not words:
         return f"it is unattributed; {rest}"
     unattributed = f"{fmt.share(shares[UNATTRIBUTED])} is unattributed, {rest}"
     return "; ".join([", ".join(words), unattributed] if largest != UNATTRIBUTED else [unattributed, *words])
+
+
+def _main_place(view: TimeView) -> tuple[int, float]:
+    """The place in the step where the median rank waits most, and its share of all waiting."""
+    totals = view.window.wait_places.sum(axis=1)
+    totals = totals[np.argsort(totals.sum(axis=1))[(len(totals) - 1) // 2]]
+    at = int(np.argmax(totals))
+    return at, float(totals[at] / max(totals.sum(), 1.0))
 
 
 def _activity(view: TimeView) -> str:
@@ -132,6 +139,10 @@ _UNATTRIBUTED_ADVICE: Final = {
     "idle": "look for sleeps, blocking writes, locks and network calls at that place in the loop",
     "": "look for logging, .item() calls, sleeps and Python work at that place in the loop",
 }
+_ENVIRONMENT: Final = (
+    "if an environment runs there (reinforcement learning), try to make its steps cheaper, or to run several "
+    "environments at once"
+)
 _WAIT_ADVICE: Final = {
     "checkpoint writing": "save less often, or asynchronously (torch.distributed.checkpoint.async_save)",
     "validation": "validate less often or on fewer batches",

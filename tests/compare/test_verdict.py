@@ -15,10 +15,12 @@ from traceml.schema.comparison import (
     CHANGED,
     IMPROVEMENT,
     INCONCLUSIVE,
+    MEAN,
     MIXED,
     NO_CHANGE,
     REGRESSION,
     SAME,
+    TYPICAL,
     UNCLEAR,
     VERDICTS,
     WORSE,
@@ -194,3 +196,19 @@ def test_busy_machine_does_not_hide_a_slowdown_without_compute() -> None:
     """A process that hardly computes hardly waits for a core, so twice the step is a REGRESSION."""
     sleepy = summary(100, cpu=(100.0, 10.0))
     assert compared(sleepy, summary(200, seed=1, cpu=(100.0, 5.0))).verdict == REGRESSION
+
+
+def test_slow_steps_that_went_away_are_an_improvement() -> None:
+    """Slow first steps of epochs are in many blocks but not in the typical one: what they cost is seen in the
+    mean. A burst in one or two blocks is not called a change, because it may come again or not."""
+    calm = blocks(12.0)
+    epochs = [value * (8.0 if i % 4 == 1 else 1.0) for i, value in enumerate(blocks(12.0, seed=1))]
+    burst = [value * (20.0 if i in (7, 8) else 1.0) for i, value in enumerate(blocks(12.0, seed=1))]
+    before, after = summary(33.0, means=epochs), summary(12.0, means=calm)
+    for one, other, expected in ((before, after, IMPROVEMENT), (after, before, REGRESSION)):
+        found = compared(one, other)
+        assert found.verdict == expected
+        assert found.interval.statistic == MEAN
+        assert "The mean step" in found.why
+    assert compared(summary(24.0, means=burst), after).verdict not in (IMPROVEMENT, REGRESSION)
+    assert compared(after, summary(12.0, means=blocks(12.0, seed=2))).interval.statistic == TYPICAL

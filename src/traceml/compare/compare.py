@@ -131,15 +131,25 @@ def _average_against_typical(interval: Interval, metrics: dict[str, c.Change]) -
 def _step_sentence(interval: Interval) -> str:
     if interval.a_ms is None or interval.b_ms is None or interval.delta_share is None:
         return "There are no step times to compare."
-    what, times = f"The time per {interval.basis}", ""
+    is_mean = interval.statistic == c.MEAN
+    what, times = f"The {'mean ' * is_mean}time per {interval.basis}", ""
     if interval.basis == like.STEP:
-        what, times = "The typical step", f"{fmt.ms(interval.a_ms)} -> {fmt.ms(interval.b_ms)}, "
+        what, times = (
+            f"The {interval.statistic} step",
+            f"{fmt.ms(interval.a_ms)} -> {fmt.ms(interval.b_ms)}, ",
+        )
     certainty = "no interval"
     if interval.low_share is not None and interval.high_share is not None:
         low, high = fmt.share_change(interval.low_share), fmt.share_change(interval.high_share)
         certainty = f"{fmt.whole_percent(interval.confidence or 0.0)} interval {low} to {high}"
     change = fmt.share_change(interval.delta_share)
-    return f"{what} {STEP_RESULT[interval.change]}: {times}{change} ({certainty})."
+    sentence = f"{what} {STEP_RESULT[interval.change]}: {times}{change} ({certainty})."
+    came = "fewer or shorter" if interval.change == c.BETTER else "more or longer"
+    return (
+        f"{sentence} B has {came} slow steps; the typical step did not clearly change."
+        if is_mean
+        else sentence
+    )
 
 
 def _and(words: list[str]) -> str:

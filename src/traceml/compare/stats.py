@@ -8,9 +8,9 @@ docs/compare.md has the calibration.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,19 +46,20 @@ class Spread:
     run_noise_share: float  # between runs of one side: measured, or the allowance
 
 
-def typical(blocks: Floats | Sequence[float]) -> float:
-    """The typical step time of a run: the median of its block means."""
-    return float(np.median(np.asarray(blocks, dtype=float)))
+Center = Callable[..., Any]
+"""`np.median` of the block means is the typical step of a run, `np.mean` also counts its slow stretches."""
 
 
-def spread(a_runs: Sequence[Sequence[float]], b_runs: Sequence[Sequence[float]]) -> Spread | None:
+def spread(
+    a_runs: Sequence[Sequence[float]], b_runs: Sequence[Sequence[float]], center: Center = np.median
+) -> Spread | None:
     """The change from A to B with its interval; None if a run has too few blocks."""
     a = [np.asarray(run, dtype=float) for run in a_runs]
     b = [np.asarray(run, dtype=float) for run in b_runs]
     if not a or not b or any(len(run) < MIN_BLOCKS or (run <= 0).any() for run in (*a, *b)):
         return None
     random = np.random.default_rng(SEED)
-    logs_a, logs_b = (np.array([math.log(typical(run)) for run in side]) for side in (a, b))
+    logs_a, logs_b = (np.log([center(run) for run in side]) for side in (a, b))
     delta = float(logs_b.mean() - logs_a.mean())
     free = len(a) + len(b) - 2
     # How much the runs of one side differ from each other: the pooled standard deviation.
@@ -69,7 +70,7 @@ def spread(a_runs: Sequence[Sequence[float]], b_runs: Sequence[Sequence[float]])
     if free >= ENOUGH_DEGREES:
         draws += random.standard_t(free, DRAWS) * run_noise * width
     else:
-        wobbles_a, wobbles_b = ([_wobble(run, random) for run in side] for side in (a, b))
+        wobbles_a, wobbles_b = ([_wobble(run, center, random) for run in side] for side in (a, b))
         draws += np.mean(wobbles_b, axis=0) - np.mean(wobbles_a, axis=0)
         draws += random.normal(0.0, math.sqrt(_wander(a) / len(a) + _wander(b) / len(b)), DRAWS)
         known = RUN_TO_RUN**2 + float(np.mean([np.var(w) for w in (*wobbles_a, *wobbles_b)]))
@@ -87,8 +88,8 @@ def spread(a_runs: Sequence[Sequence[float]], b_runs: Sequence[Sequence[float]])
     )
 
 
-def _wobble(blocks: Floats, random: np.random.Generator) -> Floats:
-    """Draws of (log median of a resampled run) - (log median of the run). Few stretches mean heavy tails."""
+def _wobble(blocks: Floats, center: Center, random: np.random.Generator) -> Floats:
+    """Draws of (log center of a resampled run) - (log center of the run). Few stretches mean heavy tails."""
     count = len(blocks)
     wanted = _stretch(blocks)
     length = min(wanted, max(count // MIN_STRETCHES, 1))
@@ -96,12 +97,12 @@ def _wobble(blocks: Floats, random: np.random.Generator) -> Floats:
     starts = random.integers(0, count, size=(DRAWS, pieces))
     at = (starts[:, :, None] + np.arange(length)) % count
     drawn = blocks[at.reshape(DRAWS, pieces * length)[:, :count]]
-    middle = math.log(typical(blocks))
-    wobble = np.log(np.median(drawn, axis=1)) - middle
+    middle = math.log(center(blocks))
+    wobble = np.log(center(drawn, axis=1)) - middle
     free = max(count / wanted - 1, MIN_DEGREES)
     unseen = math.sqrt(wanted / length)  # a movement longer than a stretch shows only partly
     wobble = wobble * unseen * np.sqrt(free / random.chisquare(free, DRAWS))
-    # A median always lies within the range of its blocks.
+    # The center always lies within the range of the blocks.
     nearest, furthest = np.log(np.min(blocks)) - middle, np.log(np.max(blocks)) - middle
     return np.asarray(np.clip(wobble, nearest, furthest))
 

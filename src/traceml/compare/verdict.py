@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
+
 from traceml.compare.like import basis
 from traceml.compare.side import Runs, average, contention, means, memory_kind, share_alone, steps_of
 from traceml.compare.stats import CONFIDENCE, ENOUGH_DEGREES, MIN_BLOCKS, Spread, spread
@@ -15,6 +17,8 @@ from traceml.schema.summary import Finding, Primary, Summary
 
 NOISE_FLOOR: Final = 0.03
 """Between two single runs, a smaller change counts as noise, however narrow the interval is."""
+MEAN_FLOOR: Final = 0.10
+"""The mean step decides only about a larger change: two runs always differ in their few slowest steps."""
 RESOLUTION: Final = 0.05
 """NO CHANGE is reported only if a change of this size would have been seen."""
 NO_INTERVAL_FLOOR: Final = 0.20
@@ -30,7 +34,8 @@ UNKNOWN_KINDS: Final = frozenset({"NO_DATA", "WARMUP", "INCOMPLETE_DATA", "NO_GP
 
 
 def judge_step_time(a: Runs, b: Runs) -> Interval:
-    """Whether the typical step got slower, faster, neither, or whether that is unclear."""
+    """Whether the typical step got slower, faster, neither, or whether that is unclear. Where it did not
+    clearly change, the mean step decides if it did: slow steps came or went."""
     per, work = basis(a, b)
     blocks_a, blocks_b = ([_blocks(run) for run in side] for side in (a, b))
     frame = Interval(
@@ -39,10 +44,20 @@ def judge_step_time(a: Runs, b: Runs) -> Interval:
         b_blocks=sum(map(len, blocks_b)),
         contention_share=max(contention(run) for run in (*a, *b)),
     )
-    found = spread(blocks_a, [[v / work for v in run] for run in blocks_b])
+    scaled_b = [[v / work for v in run] for run in blocks_b]
+    found = spread(blocks_a, scaled_b)
     if found is None:
         return _judge_averages(a, b, work, frame)
     floor = NOISE_FLOOR * math.sqrt((1 / len(a) + 1 / len(b)) / 2)
+    typical = _judged(found, a, b, floor, frame)
+    if typical.change in (c.BETTER, c.WORSE):
+        return typical
+    found = spread(blocks_a, scaled_b, np.mean)
+    mean = None if found is None else _judged(found, a, b, MEAN_FLOOR, replace(frame, statistic=c.MEAN))
+    return mean if mean is not None and mean.change in (c.BETTER, c.WORSE) else typical
+
+
+def _judged(found: Spread, a: Runs, b: Runs, floor: float, frame: Interval) -> Interval:
     low, high = _widened(found, a, b)
     return replace(
         frame,

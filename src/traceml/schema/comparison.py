@@ -11,6 +11,7 @@ SCHEMA: Final = "traceml.compare/1"
 VERDICTS: Final = ("IMPROVEMENT", "REGRESSION", "NO CHANGE", "MIXED", "INCONCLUSIVE")
 IMPROVEMENT, REGRESSION, NO_CHANGE, MIXED, INCONCLUSIVE = VERDICTS
 BETTER, WORSE, SAME, CHANGED, UNCLEAR = "improved", "worsened", "same", "changed", "unclear"
+TYPICAL, MEAN = "typical", "mean"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,10 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """How much the typical step changed, and how certain that is."""
+    """How much the typical step changed, or the mean step if that alone did, and how certain that is."""
 
     basis: str  # step | sample | token: what the time is per
+    statistic: str = TYPICAL  # or MEAN: slow steps came or went
     a_ms: float | None = None
     b_ms: float | None = None
     delta_share: float | None = None

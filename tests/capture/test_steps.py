@@ -559,6 +559,28 @@ def test_steps_without_an_optimizer_are_inferred(recorder: Recorder, make_traini
     assert (rows["flags"] & (1 << c.OPTIMIZER) == 0).all()
 
 
+@pytest.mark.parametrize("has_optimizer", [False, True])
+def test_functional_models_have_steps(recorder: Recorder, has_optimizer: bool) -> None:
+    """Tensors instead of modules, no loader, an update by hand: a step ends with its backward pass. An
+    optimizer takes that over, from the first step on.
+    """
+    weights = [torch.randn(8, 16, requires_grad=True), torch.randn(16, 1, requires_grad=True)]
+    optimizer = torch.optim.SGD(weights, lr=0.01)
+    for _ in range(40):
+        loss = (torch.tanh(torch.randn(4, 8) @ weights[0]) @ weights[1]).pow(2).mean()
+        loss.backward()
+        if has_optimizer:
+            optimizer.step()
+        else:
+            for weight in weights:
+                weight.data -= 0.01 * weight.grad
+    recorder.session.close()
+    rows = recorder.rows()
+    assert list(rows["step"]) == list(range(1, 41))
+    assert list(rows["micro_batches"]) == [1] * 40
+    assert ((rows["flags"] & c.FLAG_STEP_INFERRED != 0) != has_optimizer).all()
+
+
 def test_micro_batches_of_the_first_step_are_not_steps(recorder: Recorder, make_training: Make) -> None:
     """Until the first optimizer step nobody knows that one comes: then they are one step after all."""
     model, optimizer, loader = make_training(24)

@@ -710,10 +710,10 @@ static PyGetSetDef Switch_getset[] = {
 #define READ(name) MEMBER(name, T_LONGLONG, READONLY)
 
 static PyMemberDef Switch_members[] = {
-    READ(since), READ(begin), READ(switches), READ(forwards), READ(backwards), READ(watching), READ(sequence),
+    READ(since), READ(begin), READ(switches), READ(forwards), READ(watching), READ(sequence),
     MEMBER(row_at, T_PYSSIZET, READONLY), MEMBER(row_end, T_PYSSIZET, READONLY), MEMBER(clock, T_OBJECT, READONLY),
     NUMBER(thread), NUMBER(attention), NUMBER(loader), NUMBER(blocks), NUMBER(block_depth), NUMBER(look_first),
-    NUMBER(fetches), NUMBER(samples), NUMBER(tokens), NUMBER(gradients), NUMBER(busy_wait_ns), NUMBER(gc_ns),
+    NUMBER(fetches), NUMBER(backwards), NUMBER(samples), NUMBER(tokens), NUMBER(gradients), NUMBER(busy_wait_ns), NUMBER(gc_ns),
     NUMBER(gc_wait_ns), NUMBER(input_from), NUMBER(step_flags), NUMBER(step), NUMBER(rss), NUMBER(allocated),
     NUMBER(reserved), NUMBER(flags), NUMBER(fast_end), NUMBER(leader), NUMBER(reading_due), NUMBER(visit),
     MEMBER(mark, T_OBJECT, 0), MEMBER(layers, T_OBJECT, 0), MEMBER(count_nodes, T_OBJECT, 0),

@@ -199,6 +199,7 @@ class Session:
     def backward_begins(self, tensor: Any) -> None:
         """A backward means training: what was in doubt is input and forward."""
         self._model_trains()
+        self.switch.backwards = max(self.switch.backwards, 1)  # a first step that begins here has this one
         if self.switch.watching and not self.inputs.has_loader:
             self.inputs.early.look()
         if self.switch.charged(PENDING_EVAL):
@@ -211,10 +212,13 @@ class Session:
             self.switch.allocated, self.switch.reserved = self.device.memory()
 
     def backward_ended(self) -> None:
-        """Optimizers that step inside backward end the step when backward is over."""
-        if self.end_after_backward and is_wait(self.switch.current):
+        """A step ends here if its optimizer steps inside backward, or nothing else shows where one ends."""
+        switch = self.switch
+        if self.end_after_backward and is_wait(switch.current):
             self.end_after_backward = False
-            self.end_step(self.switch.since)
+            self.end_step(switch.since)
+        elif not (self.inputs.has_loader or switch.forwards or switch.fetches):
+            self._end_without_optimizer()
 
     def optimizer_stepped(self, optimizer: Any, now: int) -> None:
         """An outermost optimizer step returned."""

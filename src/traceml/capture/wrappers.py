@@ -109,7 +109,7 @@ def wrap_backward(original: Function, session: Session) -> Function:
         return outer
 
     def done(*_: Any) -> None:
-        if session.end_after_backward:
+        if session.end_after_backward or not session.has_optimizer:
             ended()
 
     slots = {c.BACKWARD: c.BACKWARD, c.SYNC: c.BACKWARD}

@@ -153,7 +153,7 @@ _WAIT_ADVICE: Final = {
 def compute_bound(view: TimeView) -> Measured | None:
     """The model fills the step: forward, backward, optimizer, and forward passes without gradients."""
     window = view.window
-    share = window.median_share(window.of(*w.MODEL))
+    share = min(window.median_share(window.of(*w.MODEL)), 1.0)  # our own cost is no part of the step
     shares = {key: window.median_share(window.of(key)) for key in w.MODEL}
     largest = max(shares, key=lambda key: shares[key])
     if share < COMPUTE_SHARE and shares[largest] < MOST_SHARE:

@@ -442,10 +442,16 @@ def test_a_step_that_does_more_was_not_stopped() -> None:
     )
     assert verdict.kind == "COMPUTE_BOUND"
     assert remark.kind == "MORE_WORK"
-    assert "because it has 200 batches instead of 1. Nothing stopped it." in remark.summary
-    (found, *_) = diagnose_time(window(COUNT, forward=2.0 * work, backward=3.0 * work, optimizer=1.0))
-    assert "batches" not in found.summary
-    assert "what stopped" in found.action
+    assert "Step 100 took 1.0 s" in remark.summary
+    assert "because of more work: 200 batches instead of 1." in remark.summary
+    calls = 4 + 300 * (work[None, :] > 1)
+    sampled: Any = {"no_grad": work - 1, "switches": calls.astype(float)}
+    findings = diagnose_time(window(COUNT, forward=2.0, backward=3.0, optimizer=1.0, **sampled))
+    assert "STALL" not in kinds(findings)
+    assert "301 model calls instead of 1" in found("MORE_WORK", findings).summary
+    (stall, *_) = diagnose_time(window(COUNT, forward=2.0 * work, backward=3.0 * work, optimizer=1.0))
+    assert "batches" not in stall.summary
+    assert "what stopped" in stall.action
 
 
 def test_longer_steps_of_another_optimizer_are_more_work() -> None:

@@ -124,11 +124,11 @@ _WHAT_GROWS: Final[dict[str | None, str]] = {
 
 def more_work(view: TimeView) -> Measured | None:
     """Steps take longer than before because they do more: longer episodes or sequences, larger batches; or
-    from where another optimizer takes over, as when more layers are trained. Or a single step does much more
-    than the others (L-BFGS)."""
+    from where another optimizer takes over, as when more layers are trained. Or one or two steps do much more
+    than the others (L-BFGS, sampling)."""
     whole, view = view, view.calm
     if view.shift is None:
-        return _busy_step(whole)
+        return _busy_steps(whole)
     longer = view.shift.after / view.shift.before
     if (began := _new_optimizer(view, view.shift)) and longer > 1:
         words = {"longer": f"{longer:.1f}"}
@@ -143,23 +143,22 @@ def more_work(view: TimeView) -> Measured | None:
     return Measured(level=longer - 1, words=words, evidence={"since_step": since, "what": what})
 
 
-def _busy_step(view: TimeView) -> Measured | None:
-    """A step that took long because it did more."""
-    at = next((i for i in view.stalls if busier(view, i)), None)
-    if at is None:
+def _busy_steps(view: TimeView) -> Measured | None:
+    """One or two steps that took long because they did more."""
+    busy = {i: more for i in view.stalls if (more := busier(view, i))}
+    if not busy:
         return None
-    took_ns = float(view.slowest_steps[at])
+    steps = [f"{view.window.steps[i]}" for i in busy]
+    took_ns = float(view.slowest_steps[list(busy)].sum())
     share = took_ns / float(view.window.net_step_ns.sum(axis=1).max())
-    words = {"took": fmt.seconds(took_ns / 1e9), "batches": busier(view, at)}
-    found = Measured(level=share, score=share, words=words, summary=_ONE_STEP)
-    found.evidence.update(since_step=int(view.window.steps[at]), what="one step")
+    which = f"Step{'s' * (len(busy) > 1)} {' and '.join(steps)}"
+    words = {"which": which, "took": fmt.seconds(took_ns / 1e9), "more": next(iter(busy.values()))}
+    found = Measured(level=share, score=share, words=words, summary=_BUSY)
+    found.evidence.update(since_step=int(steps[0]), what="single steps")
     return found
 
 
-_ONE_STEP: Final = (
-    "Step {since_step} took {took}, {score} of the training time, because it has {batches}. Nothing stopped "
-    "it."
-)
+_BUSY: Final = "{which} took {took}, {score} of the training time, because of more work: {more}."
 _OTHER_OPTIMIZER: Final = (
     "Steps take {longer} times as long since step {since_step}, where another optimizer takes over: a new "
     "stage, or more layers that are trained."
@@ -238,11 +237,14 @@ def jitter(view: TimeView) -> Measured | None:
 
 
 def busier(view: TimeView, at: int) -> str:
-    """How many more batches this step takes, if it runs the model more often by about as much as it takes
-    longer; otherwise something stopped it."""
-    more, batches = more_batches(view.window, at, slice(None))
+    """What this step does more of, if it runs the model more often by about as much as it takes longer;
+    otherwise something stopped it."""
     longer = float(view.slowest_steps[at] / np.median(view.slowest_steps))
-    return batches if more > 1 and more >= longer / 2 else ""
+    calls = view.work.get("model calls", np.ones(view.window.count))
+    many, usual = float(calls[at]), max(float(np.median(calls)), 1.0)
+    called = many / usual, f"{many:g} model calls instead of {usual:g}"
+    did = (more_batches(view.window, at, slice(None)), called)
+    return next((words for more, words in did if more > 1 and more >= longer / 2), "")
 
 
 def more_batches(window: w.Window, slow: Any, others: Any) -> tuple[float, str]:

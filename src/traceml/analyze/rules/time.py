@@ -159,6 +159,9 @@ def compute_bound(view: TimeView) -> Measured | None:
     if share < COMPUTE_SHARE and shares[largest] < MOST_SHARE:
         return None
     how = _COMPUTE_ADVICE.get(largest, "batch size, precision, kernels")
+    if largest == w.NO_GRAD and view.played.any():
+        times = np.count_nonzero(view.played.any(axis=0))
+        how = f"it runs in {times} of {window.count} steps, so run it less often or on fewer samples"
     return Measured(
         level=share,
         score=share,

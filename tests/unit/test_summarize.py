@@ -174,6 +174,30 @@ def test_first_rank_that_failed_early_is_the_reason() -> None:
     assert failed_early((1, -1, spawned)).reason == "OSError: no data"
 
 
+FAILURE = """[{}]:
+  time      : 2026-11-18_17:48:39
+  rank      : {} (local_rank: 0)
+  exitcode  : {} (pid: 16811)  (SIGTERM)
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "expected"),
+    [
+        ((1, -9), (0, -15), "r1 ended first: it was killed by SIGKILL"),
+        ((0, -15), (1, -9), "r1 ended first: it was killed by SIGKILL"),
+        ((3, 7), (0, -15), "r3 ended first: it exited with code 7"),
+    ],
+)
+def test_rank_killed_before_its_first_step_is_named_by_the_launcher(
+    first: tuple[int, int], other: tuple[int, int], expected: str
+) -> None:
+    """It left no word. torchrun lists it, and the ranks that it ended itself."""
+    cause, rest = FAILURE.format(0, *first), FAILURE.format(1, *other)
+    text = f"ChildFailedError: Root Cause (first observed):\n{cause}====\ntrain.py FAILED\nFailures:\n{rest}"
+    assert failed_early((1, -1, text)).reason == expected
+
+
 def test_error_of_a_rank_that_recorded_is_told_once() -> None:
     """Its own recording has the same exception: that one counts, with its step."""
     error = {"kind": "error", "message": "ValueError: in step 51", "time_ns": 5}

@@ -1,6 +1,7 @@
 """How a run ended: which rank ended first, and where; or what was seen of a run without a step to judge."""
 
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -36,6 +37,7 @@ LEARNING: Final = 3
 SOURCE_LINE: Final = re.compile(r"\[[\w./-]+:\d+\] ")
 OF_LAUNCHERS: Final = ("ChildFailedError", "CalledProcessError", "SignalException")
 """Raised by a process that only started another one: that one knows why."""
+LAUNCHER_LIST: Final = re.compile(r"\brank *: (\d+) \(local_rank: \d+\)\s+exitcode *: (-?\d+)")
 TRACEBACK: Final = "Traceback (most recent call last)"
 
 Events = Sequence[RecordedEvent]
@@ -244,9 +246,23 @@ def is_of_launcher(error: RecordedEvent) -> bool:
 
 
 def described(error: RecordedEvent) -> str:
-    """`r1: ValueError: ...`."""
+    """`r1: ValueError: ...`, or what a launcher says about the rank that failed first."""
+    first = _first_failure(str(error.message)) if is_of_launcher(error) else ""
+    if first:
+        return first
     where = f", at {error.raised_at}" if error.raised_at else ""
     return (f"r{error.rank}: " if error.rank >= 0 else "") + _line(error) + where
+
+
+def _first_failure(message: str) -> str:
+    """torchrun lists the rank that it saw fail first, then those that it ended because of that."""
+    failures = [(int(rank), int(code)) for rank, code in LAUNCHER_LIST.findall(message)]
+    own = [failure for failure in failures if failure[1] != -signal.SIGTERM] or failures
+    for rank, code in own[:1]:
+        names = {number.value: number.name for number in signal.Signals}
+        killed = f"it was killed by {names.get(-code, f'signal {-code}')}"
+        return f"r{rank} ended first: {killed if code < 0 else f'it exited with code {code}'}"
+    return ""
 
 
 def _line(error: RecordedEvent) -> str:

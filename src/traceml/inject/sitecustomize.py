@@ -44,11 +44,17 @@ def _note_failure():
     import traceback
 
     told = traceback.format_exception_only(type(error), error)
+    text = told[-1 if isinstance(error, SyntaxError) else 0].strip()
+    failures, found, cause = text.partition(
+        "Root Cause"
+    )  # torchrun's list of ranks: the first one to the front
+    if found:
+        text = failures.split("\n")[0] + found + cause + failures
     python = os.path.dirname(os.path.abspath(os.__file__))
     names = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
     own = [n for n in names if not n[0].startswith(("<", python, _PACKAGE)) and "site-packages" not in n[0]]
     line = "%s:%d" % (os.path.basename(own[-1][0]), own[-1][1]) if own else None
-    _leave("error", told[-1 if isinstance(error, SyntaxError) else 0].strip()[:2000], line)
+    _leave("error", text[:2000], line)
 
 
 def _leave(kind, message, line=None):

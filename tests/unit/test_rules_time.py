@@ -11,6 +11,7 @@ import pytest
 from tests.unit import made
 from tests.unit.made import every, window
 from traceml.analyze.align import align
+from traceml.analyze.cores import CoreUse
 from traceml.analyze.diagnose import diagnose_time
 from traceml.analyze.rules.rule import ordered
 from traceml.analyze.window import Window
@@ -532,3 +533,37 @@ def test_wait_is_judged_although_the_optimizer_was_not_seen() -> None:
     found = first(window(forward=30.0, backward=20.0, wait=50.0, overhead=0.0, unmeasured=unmeasured))
     assert found.kind == "WAIT_HEAVY"
     assert "neither input nor model work that was seen (the optimizer was not)" in found.summary
+
+
+def test_workers_are_promised_only_what_epochs_leave_of_it() -> None:
+    """Workers cannot prefetch while the script validates, and each epoch waits for its first batch. In short
+    epochs nothing is promised."""
+    idle = CoreUse(cores=8, run_busy=1.0, others_busy=0.0)
+    model: dict[str, Any] = {"forward": 10.0, "backward": 10.0, "optimizer": 2.0, "core_use": idle}
+
+    def advised(**more: Any) -> Finding:
+        return diagnose_time(window(100, input=40.0, **model, **more))[0]
+
+    once = advised(epoch_starts=frozenset({1}))
+    assert "(DataLoader with num_workers=2)" in once.action
+    assert once.evidence["promised"] is True
+    again = advised(epoch_starts=frozenset({1, 51}))
+    assert "num_workers=2, persistent_workers=True" in again.action
+    assert 0 < float(str(again.evidence["saves_ms"])) < float(str(once.evidence["saves_ms"]))
+    validates = advised(epoch_starts=frozenset({1, 51}), validation=every(50, 1_000.0, 100))
+    assert "num_workers=2, persistent_workers=True" in validates.action
+    expected = 40.0 + 22.0 + 20.0 - float(str(validates.evidence["saves_ms"]))
+    assert expected == pytest.approx(22.0 + 1.0 + 20.0, rel=0.1)
+    short = advised(epoch_starts=frozenset(range(1, 101, 10)))
+    assert short.evidence["promised"] is False
+    assert "try to load batches" in short.action
+
+
+def test_start_of_workers_is_more_than_the_first_step_of_an_epoch() -> None:
+    """Each of them has yet to make its first batch: persistent workers are the answer, not more of them."""
+    waits = np.full(100, 0.5)
+    waits[::10], waits[1::10] = 200.0, 60.0
+    starts = frozenset(range(1, 101, 10))
+    found = diagnose_time(window(100, input=waits, forward=10.0, workers=2, epoch_starts=starts))
+    assert any("persistent_workers=True" in f.action for f in found if f.kind in ("INPUT_BOUND", "JITTER"))
+    assert not any("num_workers=3" in f.action for f in found)

@@ -15,6 +15,7 @@ from traceml.analyze.window import Floats, Window, median_low
 from traceml.schema import catalog as c
 from traceml.schema.summary import Blocks, Column, Finding, Heatmap, MetricStat, RankValue
 
+KNOWN_SHARE: Final = 0.5
 MOST_FOR_SPREAD: Final = 100_000
 """Percentiles of more values than this are taken over an even selection of them."""
 MOST_POINTS: Final = 300
@@ -143,10 +144,11 @@ def step_time_table(window: Window) -> Table:
 
 
 def _rate(amount: Floats, step_ns: Floats) -> Floats:
-    """The overall rate of each rank, (rank, 1): a mean over steps would favour short steps."""
+    """The overall rate of each rank, (rank, 1): a mean over steps would favour short steps. It is unknown if
+    most steps have no amount: itertools.cycle keeps the batches that the loader gave once."""
     if amount.size == 0:
         return amount
-    unknown = np.isnan(amount).all(axis=1)
+    unknown = np.count_nonzero(amount > 0, axis=1) < KNOWN_SHARE * amount.shape[1]
     total = np.nansum(amount, axis=1) if not unknown.all() else np.zeros(len(amount))
     return np.where(unknown, np.nan, total / np.maximum(step_ns.sum(axis=1), 1.0))[:, None]
 

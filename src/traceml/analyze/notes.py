@@ -9,7 +9,7 @@ import numpy as np
 from traceml.analyze import endings
 from traceml.analyze.recordings import Attempts, absent_ranks, expected_ranks, listed, steps_of
 from traceml.analyze.rules.rule import MOST_SHARE
-from traceml.analyze.window import LABELS, NO_GRAD, PHASE_KEYS, SYNC, Window
+from traceml.analyze.window import LABELS, NO_GRAD, OPTIMIZER, PHASE_KEYS, SYNC, Window
 from traceml.schema import WATCH_ONLY, fmt
 from traceml.schema.recorded import RankRecording, RecordedEvent, RunFacts, RunRecording
 from traceml.schema.summary import Attempt
@@ -99,7 +99,8 @@ def _about_the_window(window: Window) -> Iterator[str]:
     if window.steps_inferred:
         yield (
             "Steps are inferred, because no optimizer of torch.optim was seen to step. A step ends at the "
-            "next batch or forward pass after a backward pass; optimizer time is not measured."
+            "next batch or forward pass after a backward pass, or with that pass if neither is seen"
+            f"{'' if window.measured(OPTIMIZER) else '; optimizer time is not measured'}."
         )
     if window.input_inferred:
         why = "another thread reads the data loader" if window.loader_on_thread else "no data loader was seen"

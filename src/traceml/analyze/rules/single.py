@@ -156,7 +156,7 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
         "The first step began after {took}, {score} of the run.",
         "Look at what runs before the training loop: imports, downloads, data that is prepared anew in every "
         "run. A longer training changes the share, too.",
-        Thresholds(MOST_SHARE, None, of="{} of the run"),
+        Thresholds(MOST_SHARE, None, of="{} of the run, from 20 s on"),
     ),
     Rule(
         "LONG_END",
@@ -164,6 +164,6 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
         "After the last step ({step}) the command went on for {took}, {score} of the run, without "
         "validation or checkpoints.",
         "Look at what runs after the training loop: tests, plots, uploads, processes that are waited for.",
-        Thresholds(CRIT_SHARE, None, of="{} of the run"),
+        Thresholds(CRIT_SHARE, None, of="{} of the run, from 10 s on"),
     ),
 )

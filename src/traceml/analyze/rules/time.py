@@ -21,6 +21,9 @@ SMALL_INPUT: Final = 4.0
 """Input of fewer hand-overs than this is too cheap for workers."""
 LEAST_PART: Final = 0.25
 """Workers that would hide a smaller part of the input are not advised."""
+FEWEST_PER_EPOCH: Final = 20
+"""In shorter epochs the start of each one decides what workers save."""
+MOST_FILLING: Final = 64
 MOST_PER_CORE: Final = 4
 """Workers that only wait for storage need no core, but memory and a start in each epoch."""
 MOSTLY: Final = 0.5
@@ -205,19 +208,28 @@ def _advise(view: TimeView, input_ms: float) -> Advice:
     if view.step_ms - best_ms < LEAST_PART * input_ms:
         return _for_busy_cores(view, input_ms)
     # Without workers the whole input takes one thread; workers that hold up the step are busy all the time.
+    # While the script validates or saves, they only fill their queue.
     work_ms = input_ms if not window.workers else window.workers * view.step_ms
+    apart_ms = window.mean_ms(view.outside_work)
+    loads_ms = max(best_ms - apart_ms, HANDOVER_MS)
     most = max(MOST_PER_CORE * max(window.core_use.cores, 1), window.workers)
-    count = min(math.ceil(work_ms / best_ms), most)
+    count = min(math.ceil(work_ms / loads_ms), most)
     if window.workers:
         count = min(count + 1, most)  # these batches are known to come unevenly
         more = f"num_workers={count}, or " if count > window.workers else ""
         has = f"the loader already has {_workers(window.workers)}, too few or too slow"
         return Advice(f"{has}: try {more}a faster dataset", input_ms)
-    text = f"load batches in the background (DataLoader with num_workers={count})"
+    # The first batch of each epoch is waited for, and without persistent workers also their start.
+    epochs = len(window.epoch_starts.intersection(window.steps.tolist()))
+    stay = ", persistent_workers=True" if epochs > 1 else ""
+    text = f"load batches in the background (DataLoader with num_workers={count}{stay})"
     if window.core_use.free is None or window.core_use.wait_share >= CALM_WAIT_SHARE:
         floor_ms = view.step_ms * (window.core_use.run_busy or 0.0) / max(window.core_use.cores, 1)
         return Advice(f"try to {text}", min(input_ms, view.step_ms - floor_ms))
-    return Advice(text, view.step_ms - max(best_ms, work_ms / count), promised=True)
+    expected_ms = max(loads_ms, work_ms / count) + apart_ms + work_ms * epochs / window.count
+    is_certain = epochs <= window.count / FEWEST_PER_EPOCH
+    saves_ms = view.step_ms - expected_ms
+    return Advice(text if is_certain else f"try to {text}", max(saves_ms, 0.0), promised=is_certain)
 
 
 def _workers(count: int, noun: str = "worker") -> str:
@@ -228,7 +240,10 @@ def _workers(count: int, noun: str = "worker") -> str:
 def _epoch_start_ms(view: TimeView, phase: str = w.INPUT) -> float:
     """What the start of epochs costs a mean step: what their first steps spend more on input or wait."""
     window = view.window
-    first = np.isin(window.steps, list(window.epoch_starts))
+    # Each worker that starts has yet to make its first batch.
+    filling = min(max(1, window.workers), MOST_FILLING)
+    starts = np.array(list(window.epoch_starts), dtype=np.int64)
+    first = np.isin(window.steps, starts[:, None] + np.arange(filling))
     if not first.any() or first.all():
         return 0.0
     spent_ns = w.median_over_ranks(window.of(phase))

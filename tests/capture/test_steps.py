@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from queue import Queue
 from typing import Any
 
@@ -622,3 +623,19 @@ def test_loader_that_another_thread_reads_is_an_event(recorder: Recorder, make_t
         step(model, optimizer, *batch)
     assert len(recorder.rows()) == 8
     assert recorder.events("loader_on_thread")
+
+
+def test_forked_process_learns_its_last_gradient(recorder: Recorder, tmp_path: Path) -> None:
+    """A forked process begins anew. Its DDP models must be known to what it watches, or every parameter keeps
+    its hook and a rank that hangs in backward seems to wait for others.
+    """
+    recorder.session.begin()
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    model: Any = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(6):
+        step(model, optimizer, torch.randn(4, 8), torch.zeros(4, 1))
+    hooked = [p for p in model.parameters() if p._post_accumulate_grad_hooks]
+    del model  # before its group
+    torch.distributed.destroy_process_group()
+    assert len(hooked) == 1

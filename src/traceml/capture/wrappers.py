@@ -302,7 +302,8 @@ def _goes_to_device(
 
 def wrap_ddp_init(original: Function, session: Session) -> Function:
     """A DDP model exchanges gradients inside backward: find where its own work ends."""
-    watch = failsafe("watching gradients", None)(session.gradients.watch)
+    # Looked up late: a forked process has a watch of its own.
+    watch = failsafe("watching gradients", None)(lambda model: session.gradients.watch(model))
 
     @replaces(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -394,6 +394,7 @@ def test_a_batch_made_between_forward_and_backward_is_input(recorder: Recorder) 
     assert np.median(recorder.ms("forward")[-6:]) < NAP_MS / 2
     assert np.median(recorder.ms("input")[-6:]) > 0.9 * NAP_MS
     assert all(recorder.rows()["flags"][-6:] & c.FLAG_INPUT_INFERRED)
+    assert len(recorder.events("early_batch")) == 1
 
 
 def test_work_between_forward_and_backward_that_makes_no_batch_is_wait(recorder: Recorder) -> None:

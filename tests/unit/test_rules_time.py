@@ -96,6 +96,9 @@ def test_inferred_input_is_reported_as_inferred() -> None:
     found = first(shared("input", 0.25, input_inferred=True, loader_on_thread=True))
     assert "inferred: another thread reads the loader" in found.summary
     assert "or a thread" not in found.action
+    found = first(shared("input", 0.25, input_inferred=True, early_batch=True))
+    assert "all that runs between the forward and the backward pass counts as input" in found.summary
+    assert "look at what runs between the forward and the backward pass." in found.action
 
 
 def test_h2d_is_never_judged_on_the_host_clock() -> None:

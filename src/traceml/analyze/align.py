@@ -62,6 +62,7 @@ def align_ranks(newest: Ranks, before: Before | None = None) -> Window:
         workers=max((e.workers or 0 for e in starts), default=0),
         epoch_starts=frozenset(e.step for e in starts if e.step is not None),
         loader_on_thread=any(e.kind == "loader_on_thread" for r in ranks for e in r.events),
+        early_batch=any(e.kind == "early_batch" for r in ranks for e in r.events),
         new_optimizers=tuple(
             e.step for e in ranks[0].events if e.kind == "new_optimizer" and e.step is not None
         ),

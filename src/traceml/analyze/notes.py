@@ -104,7 +104,7 @@ def _about_the_window(window: Window) -> Iterator[str]:
         )
     if window.input_inferred:
         why = "another thread reads the data loader" if window.loader_on_thread else "no data loader was seen"
-        yield f"Input time is inferred, because {why}: it is what runs before the forward pass."
+        yield f"Input time is inferred, because {why}: it is what runs {window.input_place}."
     if window.count and (share := window.median_share(window.of(NO_GRAD))) >= MOST_SHARE:
         yield (
             f"Forward passes without gradients (a teacher, target, reference or rollout model, or a metric) "

@@ -141,10 +141,16 @@ class Window:
     core_use: CoreUse = field(default_factory=CoreUse)
     batches_per_step: float = 1.0
     loader_on_thread: bool = False  # another thread reads a loader
+    early_batch: bool = False  # the next batch is made between the forward and the backward pass
     new_optimizers: tuple[int, ...] = ()  # steps from which on another optimizer ends the steps
     start: OutsideSteps = NO_TIME  # before the first step: see run.around_steps
     end: OutsideSteps = NO_TIME  # after the last step
     epoch_starts: frozenset[int] = frozenset()  # steps in which a loader, and its workers, were started
+
+    @property
+    def input_place(self) -> str:
+        """Where inferred input was spent."""
+        return "between the forward and the backward pass" if self.early_batch else "before the forward pass"
 
     @property
     def count(self) -> int:

@@ -174,6 +174,8 @@ class Inputs:
             return 0  # nothing to recognise it by
         place = self._switch.current
         if self.early.is_made_early(array):
+            if not self._switch.input_from:
+                self._session.events.add("early_batch", self._switch.step + 1, self._switch.since)
             self._switch.input_from = c.WAIT_FORWARD
         elif place in (c.WAIT_START, c.WAIT_BACKWARD) and not in_block and not (is_first and known is None):
             return place

@@ -169,7 +169,7 @@ def input_straggler(view: RankView) -> Measured | None:
     found = _straggler(view, view.window.series(w.INPUT), w.INPUT, "input")
     if found is None or found.action is not None or not view.window.input_inferred:
         return found
-    found.words["what"] = "input (inferred: all that runs before the forward pass)"
+    found.words["what"] = f"input (inferred: all that runs {view.window.input_place})"
     return replace(found, action=_NO_LOADER)
 
 

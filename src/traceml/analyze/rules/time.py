@@ -49,7 +49,7 @@ def input_bound(view: TimeView) -> Measured:
     how = f", {_workers(count, 'loader worker')}" if count else ""
     if inferred:
         who = "another thread reads the loader" if view.window.loader_on_thread else "no loader was seen"
-        how = f", inferred: {who}, so all that runs before the forward pass counts as input"
+        how = f", inferred: {who}, so all that runs {view.window.input_place} counts as input"
     advice = _advise(view, found.cost_ms or 0.0)
     found.words.update(how=how, advice=advice.text)
     found.evidence.update(inferred=inferred, workers=count)
@@ -200,7 +200,8 @@ def _advise(view: TimeView, input_ms: float) -> Advice:
     if start_ms >= EXPLAINED_SHARE * input_ms:
         return Advice(f"most of it is where an epoch begins: {_of_epoch_starts(window)}", start_ms)
     if window.input_inferred:
-        return Advice(_READ_BY_A_THREAD if window.loader_on_thread else _OWN_LOADER, input_ms)
+        own = _OWN_LOADER.format(place=window.input_place)
+        return Advice(_READ_BY_A_THREAD if window.loader_on_thread else own, input_ms)
     handover_ms = HANDOVER_MS * window.batches_per_step
     if input_ms < SMALL_INPUT * handover_ms:
         return _for_cheap_batches(view, input_ms, handover_ms)
@@ -320,7 +321,7 @@ def _for_busy_cores(view: TimeView, input_ms: float) -> Advice:
 
 
 _OWN_LOADER: Final = (
-    "look at what runs before the forward pass. If it makes the batch, try to do that in the background: a "
+    "look at what runs {place}. If it makes the batch, try to do that in the background: a "
     "DataLoader with workers, or a thread. If it logs or saves, try to do that less often"
 )
 _READ_BY_A_THREAD: Final = (

@@ -90,7 +90,7 @@ def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window:
             other_threads=other_threads or None,
         ),
         mode=facts.mode,
-        accounting=accounting,
+        accounting={**accounting},
         trainings=trainings_of(attempts, window.core_use),
         parts=parts_of(accounting, first, len(window.warmup), duration_s) if first and duration_s else [],
         recorded_steps=sum(steps_of(r) for r in recording.ranks),
@@ -165,7 +165,7 @@ def _training(recorded: RankRecording, use: CoreUse, is_shown: bool) -> Training
 # ---- how the seconds add up ----------------------------------------------------------------------
 
 
-def accounting_of(first: RankRecording, attempts: Attempts, facts: RunFacts) -> dict[str, float | None]:
+def accounting_of(first: RankRecording, attempts: Attempts, facts: RunFacts) -> dict[str, float]:
     """`run.accounting`: seconds that add up to the run's duration."""
     if facts.begin_ns is None or facts.end_ns is None:
         return {}
@@ -192,8 +192,7 @@ NOTHING_AFTER: Final = (0.0, 0.0)
 def end_of_run(attempts: Attempts, facts: RunFacts) -> tuple[float, float]:
     """What a completed run spent after its last step, without validation and checkpoints: seconds, share."""
     first = next((r for r in attempts.chosen.values() if len(r.rows)), None)
-    parts = accounting_of(first, attempts, facts) if first is not None else {}
-    seconds = {key: value or 0.0 for key, value in parts.items()}
+    seconds = accounting_of(first, attempts, facts) if first is not None else {}
     if facts.status != "completed" or not seconds:
         return NOTHING_AFTER
     end_s = seconds["after_last_step_s"]
@@ -214,7 +213,7 @@ def _outside(first: RankRecording, begin_ns: int, end_ns: int, when: str) -> dic
 
 
 def parts_of(
-    accounting: dict[str, float | None], first: RankRecording, warmup: int, duration_s: float
+    accounting: dict[str, float], first: RankRecording, warmup: int, duration_s: float
 ) -> list[RunPart]:
     """`run.parts`: the same seconds in their order, with shares; warm-up steps apart from the others."""
     rows = (first.head if first.head is not None else first.rows)[:warmup]
@@ -226,8 +225,8 @@ def parts_of(
         notable = [name for name in most if spent[name] >= NOTABLE_SHARE * warmup_ns]
         named = [f"{name} {fmt.seconds(spent[name] / 1e9)}" for name in notable]
         did = ": ".join([did, ", ".join(named)]) if named else did
-    seconds = {key: value or 0.0 for key, value in accounting.items()}
-    seconds |= {"warmup_s": warmup_ns / 1e9, "steps_s": seconds["steps_s"] - warmup_ns / 1e9}
+    steps_s = accounting["steps_s"] - warmup_ns / 1e9
+    seconds = accounting | {"warmup_s": warmup_ns / 1e9, "steps_s": steps_s}
     about = {"warmup_s": did, "steps_s": fmt.steps(steps_of(first) - warmup)}
     return [
         RunPart(label, seconds[key], seconds[key] / duration_s, about.get(key, usual))

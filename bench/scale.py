@@ -26,7 +26,8 @@ from pathlib import Path
 import numpy as np
 from synthetic import SyntheticRun, dtype_of
 
-from traceml.analyze.align import align
+from traceml.analyze.align import align_ranks
+from traceml.analyze.recordings import find_attempts
 from traceml.analyze.summarize import summarize
 from traceml.analyze.window_arrays import Before
 from traceml.monitor.result import encode
@@ -68,7 +69,7 @@ def peak_rss_bytes() -> int:
 def ingest(run_dir: Path) -> dict[str, float]:
     """Read every row of every rank into one window."""
     began = time.perf_counter()
-    window = align(Tail(run_dir, most_cells=10**9).read().ranks)
+    window = align_ranks(find_attempts(Tail(run_dir, most_cells=10**9).read().ranks).chosen)
     took_s = time.perf_counter() - began
     return {"ingest_s": took_s, "rows": len(window.ranks) * window.total_steps}
 

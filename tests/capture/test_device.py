@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tests.capture.conftest import Recorder
-from traceml.analyze.align import align
+from tests.unit.made import align
 from traceml.capture.device import MOST_PENDING, DeviceClock
 from traceml.capture.slots import PENDING_EVAL, PENDING_FETCH
 from traceml.recording.tail import Tail

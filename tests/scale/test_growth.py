@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from bench.synthetic import SyntheticRun, dtype_of, step_rows
 
-from traceml.analyze.align import align
+from tests.unit.made import align
 from traceml.analyze.summarize import LIVE_MEMBERS, summarize
 from traceml.analyze.window import RankSeries, median_over_ranks
 from traceml.monitor.result import encode

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from traceml.analyze.align import align_ranks
+from traceml.analyze.recordings import find_attempts
 from traceml.analyze.window import PHASE_KEYS, WAIT, Window
 from traceml.recording import layout
 from traceml.recording.reader import row_dtype
@@ -174,6 +176,11 @@ def rank(rows: NDArray[np.void], number: int = 0, **parts: Any) -> RankRecording
         "overhead": parts.pop("overhead", {"switch_ns": 200, "row_ns": 1000}),
     }
     return RankRecording(header=header, rows=rows, events=events(parts.pop("events", ())), **parts)
+
+
+def align(recordings: Sequence[RankRecording]) -> Window:
+    """The window over all ranks of these recordings that completed a step."""
+    return align_ranks(find_attempts(recordings).chosen)
 
 
 def gauges(columns: tuple[tuple[str, str], ...], count: int = 10, **values: Any) -> NDArray[np.void]:

@@ -14,9 +14,8 @@ import pytest
 
 from tests.scenarios.test_advice import ADVICE
 from tests.unit import made
-from tests.unit.made import every, window
+from tests.unit.made import align, every, window
 from tests.unit.test_rules_ranks import USUAL, coupled, in_turn, only, usual
-from traceml.analyze.align import align
 from traceml.analyze.cores import CoreUse
 from traceml.analyze.diagnose import (
     all_rules,

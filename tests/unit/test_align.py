@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.unit import made
-from traceml.analyze.align import align
+from tests.unit.made import align
 from traceml.schema import catalog as c
 from traceml.schema.recorded import RankRecording
 

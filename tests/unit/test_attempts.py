@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit import made
-from traceml.analyze.align import align
+from tests.unit.made import align
 from traceml.analyze.recordings import find_attempts
 from traceml.analyze.summarize import summarize
 from traceml.schema.recorded import RankRecording, RunFacts

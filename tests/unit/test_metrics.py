@@ -13,8 +13,8 @@ from hypothesis.extra.numpy import arrays
 
 from tests.fuzz import examples
 from tests.unit import made
+from tests.unit.made import align
 from traceml.analyze import metrics as m
-from traceml.analyze.align import align
 from traceml.schema import catalog as c
 from traceml.schema.summary import Finding, MetricStat
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.unit import made
-from traceml.analyze.align import align
+from tests.unit.made import align
 from traceml.analyze.diagnose import diagnose_memory
 from traceml.analyze.rules.memory import MemoryView
 from traceml.analyze.sections import memory_section, memory_view, process_samples, training_times

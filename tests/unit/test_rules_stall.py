@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from tests.unit import made
-from tests.unit.made import window
+from tests.unit.made import align, window
 from tests.unit.test_rules_ranks import MEASURED, coupled, uncoupled, usual
-from traceml.analyze.align import align
 from traceml.analyze.diagnose import diagnose_time
 from traceml.analyze.window import OutsideSteps, Window
 from traceml.schema.summary import CRIT, WARN, Finding, Summary

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from tests.unit import made
-from tests.unit.made import every, window
-from traceml.analyze.align import align
+from tests.unit.made import align, every, window
 from traceml.analyze.cores import CoreUse
 from traceml.analyze.diagnose import diagnose_time
 from traceml.analyze.rules.rule import ordered

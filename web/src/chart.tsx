@@ -121,7 +121,6 @@ function options(latest: { current: ChartProps }, wide: number): uPlot.Options {
     width: wide,
     height: props.height ?? HEIGHT,
     padding: [props.marks ? 16 : 8, 12, 0, 0],
-    legend: { live: true },
     cursor: { y: false },
     scales: {
       x: { time: false },

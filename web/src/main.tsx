@@ -18,17 +18,8 @@ const SILENT_MS = 15_000; // the server sends about once per second
 /** The newest answer, since when there was no other, and what the server said instead. */
 type News<T> = [news: T | null, lost: Date | null, problem: string];
 
-/** The server answered that it cannot, and why. */
-class Refused extends Error {
-  constructor(
-    line: string,
-    readonly status: number,
-  ) {
-    super(line);
-  }
-}
-
-/** The answer to a question, or each message of a stream as it comes. */
+/** The answer to a question, or each message of a stream as it comes. If the server refuses, an error with its line,
+ * whose cause is the status of the answer. */
 async function* messages<T>(address: string, signal: AbortSignal, heard: () => void): AsyncGenerator<T> {
   const answer = await fetch(address, { cache: "no-store", signal });
   if (!answer.ok) {
@@ -37,7 +28,7 @@ async function* messages<T>(address: string, signal: AbortSignal, heard: () => v
       () => undefined,
     );
     const line = answer.status === 404 ? "There is no such run." : (said ?? `The server answered ${answer.status}.`);
-    throw new Refused(line, answer.status);
+    throw new Error(line, { cause: answer.status });
   }
   if (!answer.body || !address.endsWith("/events")) return yield (await answer.json()) as T;
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -81,9 +72,9 @@ function useNews<T>(address: string, isLast: (news: T) => boolean): News<T> {
         again(ask, LIST_EVERY_MS);
       } catch (error) {
         if (mine !== asking) return;
-        const refused = error instanceof Refused ? error : null;
-        setFound(([old, since]) => [old, since ?? new Date(), refused?.message ?? ""]);
-        if (refused?.status === 404) return quit(); // trying again is no use
+        const { message, cause: status } = error as Error;
+        setFound(([old, since]) => [old, since ?? new Date(), status ? message : ""]);
+        if (status === 404) return quit(); // trying again is no use
         again(ask, wait);
         wait = Math.min(2 * wait, LONGEST_RETRY_MS);
       }

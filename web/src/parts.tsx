@@ -25,11 +25,11 @@ export function Badge({ finding, big }: { finding: Judged; big?: boolean }) {
   );
 }
 
-type CardProps = { id: string; title: string; about?: string; class?: string; children: ComponentChildren };
+type CardProps = { id: string; title: string; about?: string; children: ComponentChildren };
 
 export function Card(props: CardProps) {
   return (
-    <section class={`card ${props.class ?? ""}`} id={props.id} aria-labelledby={`${props.id}-title`}>
+    <section class="card" id={props.id} aria-labelledby={`${props.id}-title`}>
       <header>
         <h2 id={`${props.id}-title`}>{props.title}</h2>
         {props.about && <span class="about">{props.about}</span>}

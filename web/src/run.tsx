@@ -52,7 +52,7 @@ function stateOf({ run }: Summary, look: Look | null, isLost: boolean): [state: 
     return [run.status === "completed" ? "finished" : run.status === "unknown" ? "waiting" : "crashed", run.status];
   }
   const over = look.state === "finished" || look.state === "crashed";
-  if (isLost && !over) return ["lost", "no connection"];
+  if (isLost) return ["lost", "no connection"];
   if (look.state === "stale") return ["stale", `no news for ${fmt.seconds(look.quiet_s)}`];
   return [look.state, over ? `${STATES[look.state]}: ${run.status}` : (STATES[look.state] ?? look.state)];
 }
@@ -245,7 +245,7 @@ function Environment({ summary }: { summary: Summary }) {
   ];
   const known = facts.flatMap(([label, value]): Figure[] => (value ? [[label, value]] : []));
   return known.length === 0 ? null : (
-    <Card id="environment" title="Environment, warm-up and own overhead" class="environment">
+    <Card id="environment" title="Environment, warm-up and own overhead">
       <Figures rows={known} />
     </Card>
   );

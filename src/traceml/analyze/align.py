@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from traceml.analyze.recordings import find_attempts
+from traceml.analyze.recordings import Ranks
 from traceml.analyze.window import Floats, Window, median_over_ranks
 from traceml.analyze.window_arrays import Before, Rows, WindowArrays
 from traceml.schema.recorded import RankRecording
@@ -26,17 +25,11 @@ MOST_UNFINISHED: Final = 16
 FEW_STEPS: Final = 20
 
 Steps = NDArray[np.int64]
-Ranks = dict[int, RankRecording]
 Ends = tuple[int, int]
 
 
-def align(recordings: Sequence[RankRecording]) -> Window:
-    """The window over all ranks that completed a step."""
-    return align_ranks(find_attempts(recordings).chosen)
-
-
 def align_ranks(newest: Ranks, before: Before | None = None) -> Window:
-    """The same from one recording per rank, in the order of ranks."""
+    """The window over all ranks that completed a step, from one recording per rank, in the order of ranks."""
     with_steps, held = _comparable(newest)
     without = tuple(rank for rank in newest if rank not in with_steps)
     if held is None:

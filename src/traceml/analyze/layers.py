@@ -1,11 +1,12 @@
 """Deep mode: from sampled steps to one row per layer, on the median rank, with the rank that stands out."""
 
 from collections.abc import Sequence
+from statistics import median_low
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from traceml.analyze.window import Floats
 from traceml.schema import catalog as c
 from traceml.schema import fmt
 from traceml.schema.recorded import LayerSample, RankRecording
@@ -25,7 +26,6 @@ TIMES: Final = tuple(name for name in c.LAYER_COLUMNS if name != "calls" and "by
 
 Key = tuple[str, str, int, int]
 """Path, type, bytes of its parameters, and with the layers below."""
-Floats = NDArray[np.float64]
 
 
 def layers_section(ranks: dict[int, RankRecording], step_ms: float | None) -> Layers | None:
@@ -41,8 +41,8 @@ def layers_section(ranks: dict[int, RankRecording], step_ms: float | None) -> La
     middle = {name: _median(values) for name, values in of_ranks.items()}
     own = of_ranks["forward"] + of_ranks["backward"] + of_ranks["recompute"]
     reads_saved = all(sample.reads_saved for one in found for sample in one.samples)
-    outside = _lower([one.outside_ns for one in found])
-    kept = _lower([max(s.outside_bytes for s in one.samples) for one in found]) if reads_saved else None
+    outside = median_low(one.outside_ns for one in found)
+    kept = median_low(max(s.outside_bytes for s in one.samples) for one in found) if reads_saved else None
     hidden = {key: size for one in found for key, size in one.hidden.items()}
     forward, recompute = float(middle["forward"].sum()), float(middle["recompute"].sum())
     backward = float(middle["backward"].sum()) + recompute + outside
@@ -154,10 +154,6 @@ def _median(values: Floats) -> Floats:
     counts = (~np.isnan(values)).sum(axis=0)
     middle: Floats = np.sort(values, axis=0)[(counts - 1) // 2, np.arange(values.shape[1])]
     return middle
-
-
-def _lower(values: Sequence[float]) -> float:
-    return sorted(values)[(len(values) - 1) // 2]
 
 
 def _layer(

@@ -7,11 +7,11 @@ from typing import Final
 import numpy as np
 
 from traceml.analyze import endings
-from traceml.analyze.recordings import Attempts, absent_ranks, expected_ranks, listed, steps_of
+from traceml.analyze.recordings import Attempts, Ranks, absent_ranks, expected_ranks, listed, steps_of
 from traceml.analyze.rules.rule import MOST_SHARE
 from traceml.analyze.window import LABELS, NO_GRAD, OPTIMIZER, PHASE_KEYS, SYNC, Window
 from traceml.schema import WATCH_ONLY, fmt
-from traceml.schema.recorded import RankRecording, RecordedEvent, RunFacts, RunRecording
+from traceml.schema.recorded import RecordedEvent, RunFacts, RunRecording
 from traceml.schema.summary import Attempt
 
 NOTABLE_CPU_DELAY: Final = 0.05
@@ -21,8 +21,6 @@ MOST_UNEVEN: Final = 1
 """A rank that was killed may be one step behind the others."""
 MOST_LISTED: Final = 8
 SAME_STALL_NS: Final = 1_000_000_000
-
-Ranks = dict[int, RankRecording]
 
 
 def notes_of(

@@ -90,7 +90,7 @@ def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window:
             other_threads=other_threads or None,
         ),
         mode=facts.mode,
-        accounting=accounting,
+        accounting={**accounting},
         trainings=trainings_of(attempts, window.core_use),
         parts=parts_of(accounting, first, len(window.warmup), duration_s) if first and duration_s else [],
         recorded_steps=sum(steps_of(r) for r in recording.ranks),
@@ -165,7 +165,7 @@ def _training(recorded: RankRecording, use: CoreUse, is_shown: bool) -> Training
 # ---- how the seconds add up ----------------------------------------------------------------------
 
 
-def accounting_of(first: RankRecording, attempts: Attempts, facts: RunFacts) -> dict[str, float | None]:
+def accounting_of(first: RankRecording, attempts: Attempts, facts: RunFacts) -> dict[str, float]:
     """`run.accounting`: seconds that add up to the run's duration."""
     if facts.begin_ns is None or facts.end_ns is None:
         return {}
@@ -193,8 +193,8 @@ def around_steps(attempts: Attempts, facts: RunFacts) -> tuple[w.OutsideSteps, w
     parts = accounting_of(first, attempts, facts) if first is not None else {}
     if facts.status != "completed" or not parts:
         return w.NO_TIME, w.NO_TIME
-    whole_s = max(sum(value or 0.0 for value in parts.values()), 1e-9)
-    start_s, end_s = parts["startup_s"] or 0.0, parts["after_last_step_s"] or 0.0
+    whole_s = max(sum(parts.values()), 1e-9)
+    start_s, end_s = parts["startup_s"], parts["after_last_step_s"]
     return w.OutsideSteps(start_s, start_s / whole_s), w.OutsideSteps(end_s, end_s / whole_s)
 
 
@@ -212,7 +212,7 @@ def _outside(first: RankRecording, begin_ns: int, end_ns: int, when: str) -> dic
 
 
 def parts_of(
-    accounting: dict[str, float | None], first: RankRecording, warmup: int, duration_s: float
+    accounting: dict[str, float], first: RankRecording, warmup: int, duration_s: float
 ) -> list[RunPart]:
     """`run.parts`: the same seconds in their order, with shares; warm-up steps apart from the others."""
     rows = (first.head if first.head is not None else first.rows)[:warmup]
@@ -224,8 +224,8 @@ def parts_of(
         notable = [name for name in most if spent[name] >= NOTABLE_SHARE * warmup_ns]
         named = [f"{name} {fmt.seconds(spent[name] / 1e9)}" for name in notable]
         did = ": ".join([did, ", ".join(named)]) if named else did
-    seconds = {key: value or 0.0 for key, value in accounting.items()}
-    seconds |= {"warmup_s": warmup_ns / 1e9, "steps_s": seconds["steps_s"] - warmup_ns / 1e9}
+    steps_s = accounting["steps_s"] - warmup_ns / 1e9
+    seconds = accounting | {"warmup_s": warmup_ns / 1e9, "steps_s": steps_s}
     about = {"warmup_s": did, "steps_s": fmt.steps(steps_of(first) - warmup)}
     return [
         RunPart(label, seconds[key], seconds[key] / duration_s, about.get(key, usual))

@@ -145,7 +145,7 @@ def _write_block(reader: RecordingReader, path: Path, block: np.void | None, beg
     """Put a block that has these rows too in place of the old one."""
     fold = KINDS[path.suffix].fold
     for first in range(begin, end, ROWS_AT_ONCE):
-        rows = reader.rows(first, ROWS_AT_ONCE + 1)
+        rows = reader.copied(first, ROWS_AT_ONCE + 1)
         if len(rows) <= ROWS_AT_ONCE:
             raise UnreadableRecording(f"{path}: rows are missing after row {first}")
         old = rows[:ROWS_AT_ONCE]

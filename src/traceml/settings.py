@@ -58,7 +58,7 @@ _port = partial(_count, most=65_535)
 _ranks = _matching("[A-Za-z]{1,16}|[0-9]{1,6}", "use a number, or auto, gpu or cpu")  # what torchrun knows
 _word = _matching(r"\S(.*\S)?", "use a value without spaces around it")
 _path = _matching(".+", "use the path of a folder")
-_url = _matching("https?://.*", "use an address such as http://localhost:4318")
+_url = _matching("https?://[^/?#:].*", "use an address such as http://localhost:4318")
 _mode = _matching("|".join(MODES), f"use one of: {', '.join(MODES)}")
 _one_tracker = "|".join(TRACKERS)
 _trackers = _matching(

@@ -242,6 +242,7 @@ def test_figures_of_several_ranks() -> None:
         ("prometheus", "web", "whole number"),
         ("prometheus", "99999", "65535"),
         ("otlp", "localhost:4318", "http://"),
+        ("otlp", "http://:4318", "http://localhost:4318"),
     ],
 )
 def test_a_wrong_address_is_one_clear_line(key: str, value: str, reason: str) -> None:

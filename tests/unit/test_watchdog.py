@@ -168,7 +168,7 @@ def test_step_completed_just_before_the_end_is_counted(
             writer.append(*(row[name].item() for name, _ in c.STEP_COLUMNS))
         return False
 
-    monkeypatch.setattr("traceml.monitor.watchdog.is_running", ends_meanwhile)
+    monkeypatch.setattr("traceml.monitor.watchdog.is_alive", ends_meanwhile)
     Watchdog(Tail(tmp_path), STALL_AFTER_S).look()
     (ended,) = map(json.loads, (tmp_path / "recording" / "monitor.events.jsonl").read_text().splitlines())
     assert ended["step"] == 25

@@ -15,7 +15,7 @@ import numpy as np
 from traceml.monitor.machine import oom_kills, oom_kills_since
 from traceml.recording.layout import STATE_REPLACED, STATE_RUNNING
 from traceml.recording.tail import RankTail, Tail
-from traceml.runs.liveness import is_running, stat_fields
+from traceml.runs.liveness import is_alive, stat_fields
 from traceml.runs.manifest import signal_name
 from traceml.schema import catalog as c
 
@@ -84,7 +84,7 @@ class Watchdog:
                 alive.append(state)
                 self._exit_times.watch(state.pid)
                 continue
-            if state.closed and is_running(state.pid):
+            if state.closed and is_alive(state.pid):
                 now = time.perf_counter_ns()
                 if now - self._closed_ns.setdefault(state.pid, now) < EXITING_NS:
                     self._exit_times.watch(state.pid)
@@ -158,7 +158,7 @@ class Watchdog:
         for by_pid in (self._alone, self._busy_ns):
             by_pid.pop(state.pid, None)
         closed_ns = self._closed_ns.pop(state.pid, None)
-        end = None if is_running(state.pid) else self._exit_times.take(state.pid)
+        end = None if is_alive(state.pid) else self._exit_times.take(state.pid)
         if end is not None:
             more |= {"time_ns": end.time_ns, "wall_ns": end.wall_ns, "exact": True}
         if end is not None and end.status is not None:
@@ -192,7 +192,7 @@ class Watchdog:
         recent = rows[-RECENT_STEPS:]
         step = int(rows["step"][-1]) if len(rows) else 0
         pid = rank.identity.pid or 0
-        alive = is_running(pid) and live.state == STATE_RUNNING
+        alive = is_alive(pid) and live.state == STATE_RUNNING
         began_ns = int(rank.header.get("process", {}).get("clock_ns", 0))
         usual_ns = float(np.median(recent["end_ns"] - recent["begin_ns"])) if len(rows) else 0.0
         usual_patience_ns = max(self._stall_after_ns, STALL_FACTOR * usual_ns)

@@ -70,11 +70,9 @@ class RecordingReader:
             os.close(fd)
         return self.count
 
-    def rows(self, begin: int | None = None, most: int | None = None) -> Rows:
-        """The published rows from this one on, at most `most` of them."""
-        first = self._rolled_up if begin is None else begin
-        wanted = max(self.look() - first, 0)
-        return self.copied(first, wanted if most is None else min(wanted, most))
+    def rows(self) -> Rows:
+        """All published rows that are not rolled up."""
+        return self.copied(self._rolled_up, max(self.look() - self._rolled_up, 0))
 
     def copied(self, first: int, count: int) -> Rows:
         """These rows, up to the first that is missing or has another number than expected."""

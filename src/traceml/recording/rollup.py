@@ -145,7 +145,7 @@ def _write_block(reader: RecordingReader, path: Path, block: np.void | None, beg
     """Put a block that has these rows too in place of the old one."""
     fold = KINDS[path.suffix].fold
     for first in range(begin, end, ROWS_AT_ONCE):
-        rows = reader.rows(first, ROWS_AT_ONCE + 1)
+        rows = reader.copied(first, ROWS_AT_ONCE + 1)
         if len(rows) <= ROWS_AT_ONCE:
             raise UnreadableRecording(f"{path}: rows are missing after row {first}")
         old = rows[:ROWS_AT_ONCE]
@@ -176,17 +176,12 @@ def _find_fallocate() -> Any:
 _fallocate: Final = _find_fallocate()
 
 
-def free_space(fd: int, begin: int, end: int) -> bool:
+def free_space(fd: int, begin: int, end: int) -> None:
     """Give the whole pages between these offsets back to the disk; the file keeps its size and reads as zeros
-    there. False where the system or the disk cannot do it."""
+    there. Where the system or the disk cannot do it, nothing happens."""
     begin, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
-    if end <= begin:
-        return True
-    if _fallocate is None:
-        return False
-    if _fallocate(fd, _KEEP_SIZE_AND_PUNCH_HOLE, begin, end - begin) == 0:
-        return True
-    problem = ctypes.get_errno()
-    if problem in _NOT_SUPPORTED:
-        return False
-    raise OSError(problem, os.strerror(problem))
+    if end <= begin or _fallocate is None:
+        return
+    failed = _fallocate(fd, _KEEP_SIZE_AND_PUNCH_HOLE, begin, end - begin) != 0
+    if failed and (problem := ctypes.get_errno()) not in _NOT_SUPPORTED:
+        raise OSError(problem, os.strerror(problem))

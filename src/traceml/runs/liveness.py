@@ -70,18 +70,15 @@ def is_alive(pid: Any) -> bool:
     """Whether a process with this id exists here and has not ended."""
     if not isinstance(pid, int) or not 0 < pid <= LARGEST_PID:
         return False  # 0 and below would ask for whole groups of processes
+    if fields := stat_fields(pid):
+        return fields[0] not in "ZX"
     try:
-        os.kill(pid, 0)
+        os.kill(pid, 0)  # /proc does not show it: gone, hidden, or not Linux
     except ProcessLookupError:
         return False
     except PermissionError:
         pass  # somebody else's
-    return [*stat_fields(pid), "R"][0] not in "ZX"
-
-
-def is_running(pid: int) -> bool:
-    """Alive, and known to be so: where /proc does not show it, it is not."""
-    return [*stat_fields(pid), "X"][0] not in "ZX"
+    return True
 
 
 def start_time(pid: Any) -> int | None:
@@ -122,13 +119,11 @@ def _still_trains(run_dir: Path, manifest: dict[str, Any]) -> bool:
         began_s = rank.header.get("process", {}).get("wall_ns", 0) / 1e9
         if rank.identity.host not in (None, host) or rank.live.state != layout.STATE_RUNNING:
             continue
-        try:
-            process = psutil.Process(rank.identity.pid or 0)
+        pid = rank.identity.pid or 0
+        with contextlib.suppress(psutil.Error):
             # A process that is younger than the recording only has the same number.
-            if process.create_time() <= began_s + 1 and process.status() != psutil.STATUS_ZOMBIE:
+            if is_alive(pid) and psutil.Process(pid).create_time() <= began_s + 1:
                 return True
-        except psutil.Error:
-            continue
     return False
 
 

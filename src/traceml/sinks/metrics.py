@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from traceml.errors import CommandError, printable
 from traceml.schema.catalog import METRICS
@@ -147,9 +147,9 @@ def serve_prometheus(host: str, port: int, text: Callable[[], str]) -> str:
 
     try:
         server = _Server((host, port), Answer)
-    except (OSError, OverflowError) as problem:
-        reason = getattr(problem, "strerror", None) or str(problem)
-        raise CommandError(f"--prometheus {printable(host)}:{port}: cannot listen there ({reason})") from None
+    except OSError as problem:
+        where = f"{printable(host)}:{port}"
+        raise CommandError(f"--prometheus {where}: cannot listen there ({problem.strerror})") from None
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://{host}:{server.server_port}/metrics"
 
@@ -186,10 +186,7 @@ class Collector:
 
     def __init__(self, url: str, environment: Mapping[str, str]) -> None:
         """Headers, such as a key, come from OTEL_EXPORTER_OTLP_HEADERS, as for any exporter."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise CommandError(f"--otlp: invalid value {printable(url)[:60]!r}; use http://host:4318")
-        self.url = url if parts.path.endswith(OTLP_PATH) else url.rstrip("/") + OTLP_PATH
+        self.url = url if url.partition("?")[0].endswith(OTLP_PATH) else url.rstrip("/") + OTLP_PATH
         given = environment.get("OTEL_EXPORTER_OTLP_HEADERS", "").split(",")
         pairs = (entry.partition("=") for entry in given if "=" in entry)
         self._headers = {name.strip(): unquote(value.strip()) for name, _, value in pairs}

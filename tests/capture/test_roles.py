@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import traceml
 from tests.capture.conftest import Recorder
@@ -501,3 +502,21 @@ def test_blocks_with_a_teacher_and_validation_between_them(recorder: Recorder, m
     assert len(rows) == 12
     assert min(recorder.ms("no_grad")) > 1.9
     assert [index for index, ms in enumerate(recorder.ms("validation")) if ms] == [7]
+
+
+def test_workers_of_a_loader_with_its_own_iter_are_seen(recorder: Recorder) -> None:
+    """A resumable loader makes its iterator itself: without its workers, the advice would be to add some."""
+
+    class Resumable(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            return self._get_iterator()
+
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = Resumable(TensorDataset(torch.randn(32, 8), torch.randn(32, 1)), batch_size=8, num_workers=2)
+    for _ in range(2):
+        for x, y in loader:
+            LOSS(model(x), y).backward()
+            optimizer.step()
+    assert [event.workers for event in recorder.events("epoch_start")] == [2, 2]
+    assert list(recorder.rows()["samples"]) == [8] * 8

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.unit import made
-from tests.unit.made import align, window
+from tests.unit.made import align, every, window
 from tests.unit.test_rules_ranks import MEASURED, coupled, uncoupled, usual
 from traceml.analyze.diagnose import diagnose_time
 from traceml.analyze.window import OutsideSteps, Window
@@ -503,3 +503,12 @@ def test_episodes_played_now_and_then_are_no_jitter() -> None:
     elsewhere = diagnose_time(window(COUNT, **model, wait=environment, place="wait_backward"))
     assert "JITTER" in kinds(elsewhere)
     assert "environment" not in elsewhere[0].action
+
+
+def test_jitter_beside_a_stall_is_judged_by_all_time() -> None:
+    """Slow steps that cost 1 % of the run are no warning, however much they cost of the time without the
+    stall."""
+    steps = every(10, 20.0, COUNT, otherwise=2.0)
+    assert "JITTER" in kinds(diagnose_time(window(COUNT, forward=steps, backward=2.0)))
+    steps[57] = 60_000.0
+    assert "JITTER" not in kinds(diagnose_time(window(COUNT, forward=steps, backward=2.0)))

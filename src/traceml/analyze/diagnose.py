@@ -58,7 +58,8 @@ class _Verdicts:
         measured = rule.measure(view)
         if measured is None:
             return
-        of_view = replace(measured, score=measured.score * of_all)
+        level = measured.level * of_all if rule.of_all_time else measured.level
+        of_view = replace(measured, score=measured.score * of_all, level=level)
         finding = rule.finding(of_view, self._critical_allowed)
         phases = {found.phase for found in self._found} if rule.unless_same_phase else ()
         if finding is not None and finding.phase not in phases:

@@ -80,6 +80,9 @@ class Inputs:
         if not self.is_open(iterator):
             self.unresolved.append(weakref.ref(iterator))
             self._switch.attention = 1
+            if not hasattr(iterator, "_traceml_started"):  # of a loader class with an `__iter__` of its own
+                now = self._switch.since
+                iterator._traceml_started = (now, now, getattr(iterator, "_num_workers", 0))
         return PENDING_FETCH
 
     def loader_started(self, iterator: Any, began: int, ended: int, is_training: bool) -> None:

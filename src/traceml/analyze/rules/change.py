@@ -323,5 +323,6 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
         "Find out what is different in those steps; look at {place}.",
         Thresholds(of="{} of the training time lost in slow steps"),
         unless_same_phase=True,
+        of_all_time=True,
     ),
 )

@@ -155,7 +155,7 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
         long_start,
         "The first step began after {took}, {score} of the run.",
         "Look at what runs before the training loop: imports, downloads, data that is prepared anew in every "
-        "run. A longer training changes the share, too.",
+        "run. In a longer training the share is smaller.",
         Thresholds(MOST_SHARE, None, of="{} of the run, from 20 s on"),
     ),
     Rule(

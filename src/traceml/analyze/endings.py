@@ -258,11 +258,12 @@ def _first_failure(message: str) -> str:
     """torchrun lists the rank that it saw fail first, then those that it ended because of that."""
     failures = [(int(rank), int(code)) for rank, code in LAUNCHER_LIST.findall(message)]
     own = [failure for failure in failures if failure[1] != -signal.SIGTERM] or failures
-    for rank, code in own[:1]:
-        names = {number.value: number.name for number in signal.Signals}
-        killed = f"it was killed by {names.get(-code, f'signal {-code}')}"
-        return f"r{rank} ended first: {killed if code < 0 else f'it exited with code {code}'}"
-    return ""
+    if not own:
+        return ""
+    rank, code = own[0]
+    names = {number.value: number.name for number in signal.Signals}
+    killed = f"it was killed by {names.get(-code, f'signal {-code}')}"
+    return f"r{rank} ended first: {killed if code < 0 else f'it exited with code {code}'}"
 
 
 def _line(error: RecordedEvent) -> str:

@@ -137,7 +137,7 @@ def more_work(view: TimeView) -> Measured | None:
         return found
     what, times = _more_work(view, view.shift)
     if times < 1 + EXPLAINED_SHARE * (longer - 1):
-        return None
+        return _busy_steps(whole)
     since = int(view.window.steps[view.shift.at])
     words = {"times": f"{times:.1f}", "longer": f"{longer:.1f}"}
     return Measured(level=longer - 1, words=words, evidence={"since_step": since, "what": what})

@@ -111,5 +111,5 @@ def _overhead(window: Window, facts: RunFacts, layers: Layers | None) -> Overhea
         facts.monitor,
         us_per_step=own_ns / 1e3,
         share=own_ns / max(step_ns, 1.0),
-        how="time that recording took in every 16th step, with the cost of calls that it only passes on",
+        how="timed in every 16th step, with what cannot be timed there in proportion",
     )

@@ -932,7 +932,7 @@ static PyObject *phase_call(Seam *m, PyObject *const *args, size_t nargsf, PyObj
     int64_t began = s->sampled && s->current >= cfg.first_user ? now_ns(s) : 0; /* of an outermost call */
     int way = usual(m, nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET ? args[0] : NULL);
     if (way == PASS) {
-        s->own[OWN_PASSES] += s->sampled;
+        if (s->current < cfg.first_user) s->own[OWN_PASSES] += s->sampled;
         return call(m->original, args, nargsf, names);
     }
     if (began) s->first_start = 0; /* one of a call that Python timed may be left */

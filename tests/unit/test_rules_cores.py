@@ -13,7 +13,7 @@ from traceml.analyze.cores import CoreUse, core_use
 from traceml.analyze.diagnose import diagnose_time
 from traceml.analyze.summarize import summarize
 from traceml.schema.recorded import RunFacts
-from traceml.schema.summary import Environment, Finding
+from traceml.schema.summary import CRIT, Environment, Finding
 
 FACTS = RunFacts("demo", status="completed", cores=2, environment=Environment(cpu_count=2))
 BUSY: dict[str, dict[str, Any]] = {
@@ -175,3 +175,21 @@ def test_little_other_work_is_not_blamed_while_cores_are_left() -> None:
     starved: dict[str, Any] = {"cores": 2, "threads": 1, "run_busy": 0.6, "wait_share": 0.28}
     assert CoreUse(**starved, others_busy=0.3).rival == ""
     assert "other work keeps 1.0 of 2 cores busy" in CoreUse(**starved, others_busy=1.0).rival
+
+
+@pytest.mark.parametrize(
+    ("kind", "waited", "primary"),
+    [("BALANCED", 81.0, "CPU_LIMITED"), ("BALANCED", 40.0, "BALANCED"), ("INPUT_BOUND", 81.0, "INPUT_BOUND")],
+)
+def test_run_that_mostly_waits_for_a_core_is_not_balanced(kind: str, waited: float, primary: str) -> None:
+    """A lack of cores that costs most of the time is the verdict, unless a phase stands out all the same."""
+    process_rows = made.process(10, cpu_percent=19.0, core_wait_percent=waited)
+    system_rows = made.system(10, cpu_percent=99.0)
+    process_rows["time_ns"] = system_rows["time_ns"] = 2_000_000_000
+    rank = made.rank(made.steps(100, **BUSY[kind]))
+    found = summarize(made.run(rank, process_rows=process_rows, system_rows=system_rows), FACTS)
+    assert found.primary_diagnosis.kind == primary
+    if waited > 50:
+        assert (found.system.diagnosis.kind, found.system.diagnosis.severity) == ("CPU_LIMITED", CRIT)
+        assert found.system.diagnosis.summary == "The training threads waited for a core 81.0 % of the time."
+        assert "other work keeps 1.8 of 2 cores busy" in found.system.diagnosis.action

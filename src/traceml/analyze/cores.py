@@ -90,6 +90,11 @@ class CoreUse:
         return "; ".join(filter(None, (itself, others)))
 
     @property
+    def remedy(self) -> str:
+        """What to do about a lack of cores."""
+        return self.rival or "look for other jobs, a CPU quota, or a busy host of this machine"
+
+    @property
     def more_threads(self) -> int | None:
         """Torch threads per process that idle cores would allow; None if there are none to speak of."""
         free, wanted = self.free, self.processes * self.threads
@@ -180,11 +185,10 @@ def consider_cores(finding: Finding, use: CoreUse) -> Finding:
 
 def _cores_first(finding: Finding, use: CoreUse, why: str, action: str) -> Finding:
     then = f"{finding.action[:1].lower()}{finding.action[1:]}"
-    unseen = "look for other jobs, a CPU quota, or a busy host of this machine"
     return replace(
         finding,
         summary=f"{finding.summary} {why}",
-        action=f"{action}: {use.rival or unseen}. Then {then}",
+        action=f"{action}: {use.remedy}. Then {then}",
         evidence={**finding.evidence, **_facts(use), "promised": False},
     )
 

@@ -153,13 +153,16 @@ def diagnose_gauges(view: GaugeView, section: str, calm: str) -> list[Finding]:
 def choose_primary(
     step_time: list[Finding], step_memory: list[Finding], system: list[Finding], step_ms: float | None
 ) -> Primary:
-    """The first of: a step-time problem, critical memory, idle GPUs that nothing explains, any step-time
-    finding. With it, how much faster a step would be without its cost."""
+    """The first of: a step-time problem, critical memory, idle GPUs that nothing explains, a lack of cores
+    that costs most of a balanced step, any step-time finding. With it, how much faster a step would be
+    without its cost."""
+    balanced = step_time[0].kind == "BALANCED"
     unjudged = step_time[0].kind in ("NO_DATA", "WARMUP")
     candidates = (
         ("step_time", [f for f in step_time if f.severity != INFO]),
         ("step_memory", [f for f in step_memory if f.severity == CRIT]),
         ("system", [f for f in system if f.kind == "LOW_GPU_UTILIZATION" and not unjudged]),
+        ("system", [f for f in system if f.kind == "CPU_LIMITED" and f.severity == CRIT and balanced]),
         ("step_time", step_time),
     )
     section, finding = next((section, found[0]) for section, found in candidates if found)

@@ -265,12 +265,13 @@ static void use_of_gap(Switch *s, int64_t gap, long long before, int64_t *busy, 
     double *uses = s->uses[2 * place + (before >= 0)];
     if (s->is_watched) {
         ThreadUse use = thread_use(s);
-        *busy = use.cpu_ns - s->cpu_since;
+        int64_t ran = use.cpu_ns - s->cpu_since;
+        *busy = ran;
         if (*busy > gap || (use.blocked >= 0 && use.blocked == s->blocked_since)) *busy = gap;
         if (before >= 0) {
             double node_ns = s->node_forward > s->node_backward ? s->node_forward : s->node_backward;
             double allowed = (double)nodes_after(s, s->nodes_since) * node_ns * cfg.node_factors[before != cfg.forward];
-            *work = allowed < (double)*busy ? (int64_t)allowed : *busy;
+            *work = allowed < (double)ran ? (int64_t)((double)*busy * (allowed / (double)ran)) : *busy;
         }
         if (gap >= cfg.look_always_ns) return;
         uses[0] += (double)gap;
@@ -741,7 +742,7 @@ enum { SEAM_FORWARD, SEAM_BACKWARD, SEAM_FETCH, SEAM_EXCHANGE, SEAM_PHASE, SEAM_
 typedef struct {
     PyObject_HEAD
     PyObject *original; /* what is wrapped */
-    PyObject *twin;     /* the same wrapper in Python: takes over whenever something is unusual; step: optimizer_at */
+    PyObject *twin;     /* the same wrapper in Python: takes over whenever something is unusual; or optimizer_at */
     PyObject *failed;   /* failed(slot, exception): an exception left the phase */
     PyCFunction quick;  /* the C function behind `extra`, if it is one without arguments, */
     PyObject *quick_self; /* and what it is called with */
@@ -883,6 +884,16 @@ static PyObject *stepping(Seam *m, PyObject *const *args, Py_ssize_t count, PyOb
     return Py_None;
 }
 
+/* Is an optimizer's step given a closure? That is code of the training loop, which its twin tells apart. */
+static int has_closure(Seam *m, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+    Py_ssize_t i;
+    if (m->kind != SEAM_STEP || m->optimizer_at || (count < 2 && names == NULL)) return 0;
+    if (count > 1) return args[1] != Py_None;
+    for (i = 0; i < PyTuple_Size(names); i++)
+        if (PyUnicode_CompareWithASCIIString(PyTuple_GetItem(names, i), "closure") == 0) return args[count + i] != Py_None;
+    return 0;
+}
+
 /* The fast path: what is wrapped, timed as `way`. */
 static PyObject *timed(Seam *m, int way, PyObject *const *args, size_t nargsf, PyObject *names) {
     Switch *s = m->sw;
@@ -930,11 +941,13 @@ static PyObject *timed(Seam *m, int way, PyObject *const *args, size_t nargsf, P
 static PyObject *phase_call(Seam *m, PyObject *const *args, size_t nargsf, PyObject *names) {
     Switch *s = m->sw;
     int64_t began = s->sampled && s->current >= cfg.first_user ? now_ns(s) : 0; /* of an outermost call */
-    int way = usual(m, nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET ? args[0] : NULL);
+    Py_ssize_t count = (Py_ssize_t)(nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET);
+    int way = usual(m, count ? args[0] : NULL);
     if (way == PASS) {
         if (s->current < cfg.first_user) s->own[OWN_PASSES] += s->sampled;
         return call(m->original, args, nargsf, names);
     }
+    if (has_closure(m, args, count, names)) way = LOOK;
     if (began) s->first_start = 0; /* one of a call that Python timed may be left */
     PyObject *result = way == LOOK ? call(m->twin, args, nargsf, names) : timed(m, way, args, nargsf, names);
     if (began) {
@@ -1005,7 +1018,7 @@ static int Seam_init(Seam *m, PyObject *args, PyObject *kwargs) {
     int kind, slot;
     if (!PyArg_ParseTuple(args, "OOOOO!ii", &original, &twin, &failed, &extra, cfg.switch_type, &sw, &kind, &slot))
         return -1;
-    Py_ssize_t optimizer_at = kind == SEAM_STEP ? PyLong_AsSsize_t(twin) : 0;
+    Py_ssize_t optimizer_at = kind == SEAM_STEP && PyLong_Check(twin) ? PyLong_AsSsize_t(twin) : 0;
     if (kind < SEAM_FORWARD || kind > SEAM_STEP || slot < 0 || slot >= cfg.slots || optimizer_at < 0) {
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "no such kind, slot or argument");
         return -1;

@@ -61,7 +61,8 @@ class Session:
         self.events = EventLog()
         self.leader, self.other_thread = LeadingOptimizer(), OtherThread()
         self.stepping = False  # a training step is under way or done: before it is start-up
-        self.failed, self.failure = Failure(), 0  # and the id of an exception that is on its way out
+        self.failed, self.failure = Failure(), 0  # and the id of an exception on its way out of phases
+        self.closures = 0  # of optimizers, which are running
         self.framework_loops = 0  # a framework's loop runs: its optimizer steps are the steps
         self.aborted = False  # an exception left a phase; the next batch drops the step
         self.end_after_backward = False
@@ -249,7 +250,7 @@ class Session:
     def phase_failed(self, slot: int, problem: BaseException) -> None:
         """An exception left a phase: if the next batch comes, this step never completed."""
         on_its_way = self.failure == id(problem)
-        self.failure = 0 if is_wait(self.switch.current) else id(problem)  # 0: it is out of all phases
+        self.failure = 0 if is_wait(self.switch.current) and not self.closures else id(problem)
         if on_its_way:
             return  # the innermost phase is where it came from
         self.failed = Failure(self.step, id(problem), slot)
@@ -263,8 +264,8 @@ class Session:
     def _end_without_optimizer(self) -> None:
         """The next batch or forward pass begins, and no optimizer has ever followed a backward pass."""
         switch = self.switch
-        is_over = switch.backwards and is_wait(switch.current) and not self.switch.blocks
-        if self.has_optimizer or self.writer is None or not is_over:
+        inside = self.switch.blocks or self.closures or not is_wait(switch.current)
+        if self.has_optimizer or self.writer is None or inside or not switch.backwards:
             return
         optimizer = self.measured & (1 << c.OPTIMIZER)
         switch.flags = switch.flags | optimizer if self.updated_by_hand else switch.flags & ~optimizer

@@ -187,7 +187,7 @@ class PythonSwitch(_Unusual):
         `before` is what follows: a forward pass, or a backward pass or an optimizer, or -1 for anything
         else. Of a long gap, the time in which the thread ran counts as the model's as far as operations that
         autograd recorded in it can explain it: a sleep or a blocking write stays `wait`, and so does making a
-        batch. A thread that never blocked ran all the time, or would have on a machine with a free core.
+        batch. A thread that never blocked ran or lacked a core, which is shared in proportion.
         """
         gap, place = now - self.since, self.current - c.FIRST_WAIT
         if gap <= slots.SHORT_GAP_NS:
@@ -212,14 +212,15 @@ class PythonSwitch(_Unusual):
         work, use = 0, self.uses[2 * place + (before >= 0)]
         if self.is_watched:
             cpu, blocked = self.thread_clock()
-            ran = 0 <= blocked == self.blocked_since  # or was ready to, on a busy machine
-            busy = gap if ran else min(gap, cpu - self.cpu_since)
+            ran = cpu - self.cpu_since
+            was_ready = 0 <= blocked == self.blocked_since  # on a busy machine it had no core all the time
+            busy = gap if was_ready else min(gap, ran)
             if before >= 0:
                 node_ns = max(self.node_forward, self.node_backward)
                 allowed = (
                     self._nodes_after(self.nodes_since) * node_ns * slots.NODE_FACTORS[before != c.FORWARD]
                 )
-                work = min(busy, int(allowed))
+                work = busy if allowed >= ran else int(busy * (allowed / ran))
             if gap < slots.LOOK_ALWAYS_NS:
                 use[:] = use[0] + gap, use[1] + busy, use[2] + work
             return busy, work

@@ -468,9 +468,8 @@ def test_a_thread_that_never_blocked_was_at_work(kind: type[PythonSwitch]) -> No
 def test_waiting_for_a_core_is_shared_like_the_time_in_which_the_thread_ran(
     kind: type[PythonSwitch], nodes: int
 ) -> None:
-    """A gap of 10 ms, of which the thread ran 1 ms and lacked a core for the rest: the whole gap is work of the
-    model if its operations explain that millisecond, half of it if they explain half.
-    """
+    """A gap of 10 ms, of which the thread ran 1 ms and lacked a core for the rest: all of it is the model's
+    work if its operations explain that millisecond, half of it if they explain half."""
     d = Driver(kind)
     for _ in range(8):
         operations = _step(10_000_000, 1_000_000, nodes)

@@ -888,9 +888,9 @@ static PyObject *stepping(Seam *m, PyObject *const *args, Py_ssize_t count, PyOb
 static int has_closure(Seam *m, PyObject *const *args, Py_ssize_t count, PyObject *names) {
     Py_ssize_t i;
     if (m->kind != SEAM_STEP || m->optimizer_at || (count < 2 && names == NULL)) return 0;
-    if (count > 1) return args[1] != Py_None;
+    if (count > 1) return PyCallable_Check(args[1]);
     for (i = 0; i < PyTuple_Size(names); i++)
-        if (PyUnicode_CompareWithASCIIString(PyTuple_GetItem(names, i), "closure") == 0) return args[count + i] != Py_None;
+        if (PyUnicode_CompareWithASCIIString(PyTuple_GetItem(names, i), "closure") == 0) return PyCallable_Check(args[count + i]);
     return 0;
 }
 

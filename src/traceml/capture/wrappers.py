@@ -234,7 +234,7 @@ def _with_closure(original: Function, session: Session, outer: Callable[[], int]
     def step(*args: Any, **kwargs: Any) -> Any:
         given = args[1] if len(args) > 1 else kwargs.get("closure")
         try:
-            if given is None:
+            if not callable(given):  # none, or what a framework's own optimizer is given
                 return original(*args, **kwargs)
             closure = replaces(given)(around(given, switch, enter, waits, failed, leave))
             if len(args) > 1:

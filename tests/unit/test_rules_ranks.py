@@ -480,6 +480,17 @@ def test_rare_stops_after_the_exchange_are_jitter_of_that_rank(ranks: int, steps
     assert primary.evidence["extra_ms"] == pytest.approx(100, rel=0.02)
 
 
+@pytest.mark.parametrize("more", range(5))
+def test_stops_in_every_fourth_step_are_told_beside_other_slow_steps(more: int) -> None:
+    """Too rare to make r1 a straggler, and with the slow steps of r0 more than a quarter: jitter."""
+    stops, others = made.every(4, 60.0, COUNT, offset=9), np.zeros(COUNT)
+    stops[:12], others[[22, 40, 51, 64, 75][:more]] = 0.0, 60.0
+    late = {0: others, 1: stops}
+    primary = coupled(usual(2, optimizer=lambda rank: late[rank])).primary_diagnosis
+    assert primary.phase == "optimizer", primary.summary
+    assert (primary.kind, primary.ranks) in (("JITTER", [1]), ("COMPUTE_STRAGGLER", [1]))
+
+
 def test_phase_of_a_straggler_is_judged_in_the_steps_in_which_it_is_late() -> None:
     """Late in the optimizer in one step too few to count alone, and once in forward: it is the optimizer."""
     optimizer = made.every(4, 60.0, COUNT, offset=3)

@@ -448,6 +448,9 @@ def test_a_step_that_does_more_was_not_stopped() -> None:
     findings = diagnose_time(window(COUNT, forward=2.0, backward=3.0, optimizer=1.0, **sampled))
     assert "STALL" not in kinds(findings)
     assert "301 model calls instead of 1" in found("MORE_WORK", findings).summary
+    # Exchanges are counted among the calls: a step that has more of them, and is stopped, did no more work.
+    averaged = {"wait": 300.0 * (work > 1), "switches": calls.astype(float)}
+    assert "STALL" in kinds(diagnose_time(window(COUNT, forward=2.0, backward=3.0, **averaged)))
     (stall, *_) = diagnose_time(window(COUNT, forward=2.0 * work, backward=3.0 * work, optimizer=1.0))
     assert "batches" not in stall.summary
     assert "what stopped" in stall.action

@@ -117,6 +117,38 @@ def test_rank_that_alone_lacks_cores_is_said_to() -> None:
     assert found.action.startswith("Free CPU cores for r1 first: ")
 
 
+@pytest.mark.parametrize(
+    ("pinned", "cores", "who"),
+    [
+        (
+            ("1", "1"),
+            1,
+            "the run competes with itself, 2 processes × 1 thread on 1 core: try fewer processes",
+        ),
+        (("1", "2"), 2, "other work keeps 0.9 of 2 cores busy"),
+        (("3", None), 2, "other work keeps 0.9 of 2 cores busy"),
+        (("3", "x"), 2, "other work keeps 0.9 of 2 cores busy"),
+    ],
+)
+def test_ranks_that_are_pinned_to_one_core_compete_with_each_other(
+    pinned: tuple[str | None, ...], cores: int, who: str
+) -> None:
+    """Two ranks that a script or a launcher pins to one of two cores: other work is not blamed."""
+    rows = made.steps(100, forward=40.0, sync=0.0, measured=(*made.ALL_MEASURED, "sync"))
+    ranks = [made.rank(rows, number, world_size=2) for number in range(2)]
+    for rank, mask in zip(ranks, pinned, strict=True):
+        rank.header["process"] |= {"cores": mask, "threads": 1}
+    gauges = [made.process(10, pid=100 + n, core_wait_percent=45.0, cpu_percent=50.0) for n in range(2)]
+    process_rows = np.concatenate(gauges)
+    process_rows["time_ns"] = 2_000_000_000
+    system_rows = made.system(10, cpu_percent=95.0)
+    system_rows["time_ns"] = 2_000_000_000
+    run = made.run(*ranks, process_rows=process_rows, system_rows=system_rows)
+    found = summarize(run, FACTS).primary_diagnosis
+    assert found.evidence["cores"] == cores
+    assert who in found.action
+
+
 def test_lack_of_cores_is_not_first_if_it_explains_little_of_the_excess() -> None:
     """r1 sleeps for 60 % of its step and waits for cores a tenth longer than r0: the sleep comes first."""
     rows = [made.steps(100, forward=ms, measured=made.ALL_MEASURED) for ms in (40.0, 100.0)]

@@ -213,6 +213,20 @@ def test_stall_in_the_first_steps_does_not_vanish_in_warm_up(step: int) -> None:
     assert found("STALL", diagnose_time(made_window)).evidence["step"] == step
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("phase", ["input", "forward", "backward", "optimizer"])
+def test_first_step_that_only_one_rank_spends_most_of_the_training_in_is_no_warm_up(
+    ranks: int, phase: str
+) -> None:
+    """All others wait for it: the rank and the phase are told. What all ranks need at first is warm-up."""
+    alone = coupled(usual(ranks, **{phase: lambda rank: once(0, 6_000.0 * (rank == 1))}))
+    primary = alone.primary_diagnosis
+    assert (primary.kind, primary.ranks, primary.phase) == ("STALL", [1], phase), primary.summary
+    assert primary.evidence["step"] == 1
+    shared = coupled(usual(ranks, **{phase: lambda rank: once(0, 6_000.0 + 2_000.0 * (rank == 1))}))
+    assert "STALL" not in kinds(shared.step_time.issues)
+
+
 @pytest.mark.parametrize("slow", [1, 2, 3, 4])
 def test_stall_of_one_rank_during_warm_up_does_not_vanish(slow: int) -> None:
     """Rank 1 stops for 3 s at the end of its third step. The others wait for it in their fourth step, so in
@@ -448,6 +462,9 @@ def test_a_step_that_does_more_was_not_stopped() -> None:
     findings = diagnose_time(window(COUNT, forward=2.0, backward=3.0, optimizer=1.0, **sampled))
     assert "STALL" not in kinds(findings)
     assert "301 model calls instead of 1" in found("MORE_WORK", findings).summary
+    # Exchanges are counted among the calls: a step that has more of them, and is stopped, did no more work.
+    averaged: Any = {"wait": 300.0 * (work > 1), "switches": calls.astype(float)}
+    assert "STALL" in kinds(diagnose_time(window(COUNT, forward=2.0, backward=3.0, **averaged)))
     (stall, *_) = diagnose_time(window(COUNT, forward=2.0 * work, backward=3.0 * work, optimizer=1.0))
     assert "batches" not in stall.summary
     assert "what stopped" in stall.action

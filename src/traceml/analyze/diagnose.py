@@ -5,12 +5,13 @@ from dataclasses import fields, replace
 from typing import Any, Final
 
 from traceml.analyze.cores import consider_cores
+from traceml.analyze.rank_view import RankView
 from traceml.analyze.rules import change, memory, ranks, single, system, time
 from traceml.analyze.rules.memory import MemoryView
 from traceml.analyze.rules.rule import WARN_SHARE, Rule, View, informational, ordered
 from traceml.analyze.rules.system import GaugeView
 from traceml.analyze.rules.time import consider_epoch_starts
-from traceml.analyze.views import FEWEST_STEPS, RankView, TimeView
+from traceml.analyze.views import FEWEST_STEPS, TimeView
 from traceml.analyze.window import H2D, LABELS, OPTIMIZER, SYNC, Window
 from traceml.schema import fmt
 from traceml.schema.summary import CRIT, INFO, Finding, Primary
@@ -61,8 +62,8 @@ class _Verdicts:
         level = measured.level * of_all if rule.of_all_time else measured.level
         of_view = replace(measured, score=measured.score * of_all, level=level)
         finding = rule.finding(of_view, self._critical_allowed)
-        phases = {found.phase for found in self._found} if rule.unless_same_phase else ()
-        if finding is not None and finding.phase not in phases:
+        phases = [found.phase for found in self._found if found.severity != INFO]
+        if finding is not None and not (rule.unless_same_phase and finding.phase in phases):
             self._found.append(finding)
 
     def findings(self, default: Finding) -> list[Finding]:

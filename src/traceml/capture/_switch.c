@@ -786,8 +786,9 @@ static int usual(Seam *m, PyObject *first) {
         Py_XDECREF(grad);
         if (grad == NULL) PyErr_Clear();
         if (is_on) return trains && (s->forwards || !s->look_first) ? m->slot : LOOK;
-        /* Without gradients: a part of the step that has begun, or a rollout. */
-        return current != cfg.optimizer && (trains || s->fetches || s->forwards || s->block_depth) ? cfg.no_grad : LOOK;
+        /* Without gradients: a part of the step that has begun, or a rollout, or the loss of a validation. */
+        if (current == cfg.optimizer || current == cfg.recorded) return LOOK;
+        return trains || s->fetches || s->forwards || s->block_depth ? cfg.no_grad : LOOK;
     }
     if (m->kind != SEAM_FETCH || (first != NULL && (long long)(intptr_t)first == s->loader)) return m->slot;
     if (first == NULL || !is_true(first, cfg.trains)) return LOOK;

@@ -196,6 +196,24 @@ def test_an_update_by_hand_is_the_optimizer(recorder: Recorder, make_training: A
     assert min(recorder.ms("optimizer")) > 3.8
 
 
+def test_a_batch_that_is_made_after_an_update_by_hand_is_input(recorder: Recorder) -> None:
+    """Without loader and optimizer, gradients may be zeroed after the batch was made; it is input."""
+    model = nn.Linear(8, 1)
+    for _ in range(40):
+        time.sleep(NAP_MS / 1000)
+        x = torch.randn(4, 8)
+        model.zero_grad()
+        LOSS(model(x), torch.zeros(4, 1)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.data.add_(parameter.grad, alpha=-0.01)
+    recorder.session.close()
+    assert len(recorder.rows()) == 40
+    assert min(recorder.ms("input")[1:-1]) > 0.95 * NAP_MS
+    assert max(recorder.ms("wait_backward")) < 0.5 * NAP_MS
+
+
 class Around(torch.optim.Optimizer):
     """An optimizer around another one that never calls Optimizer.__init__, and steps every other time."""
 

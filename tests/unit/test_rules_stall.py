@@ -71,6 +71,22 @@ def test_stall_is_judged_by_its_share_of_the_run(ms: float, severity: str | None
     assert [f.severity for f in findings] == ([] if severity is None else [severity])
 
 
+def test_a_validation_counts_though_the_checkpoint_of_its_step_took_longer_than_usual() -> None:
+    """Two steps validate and save. That one of them saves slowly does not hide half of all validation."""
+    validation, checkpoint = once(33, 1_600.0) + once(66, 1_600.0), once(33, 160.0) + once(66, 30.0)
+    first = diagnose_time(window(COUNT, **USUAL, validation=validation, checkpoint=checkpoint))[0]
+    assert first.kind == "WAIT_HEAVY"
+    assert first.evidence["cost_ms"] == pytest.approx(33.9)
+
+
+def test_a_stall_by_the_garbage_collector_says_what_to_do_about_it() -> None:
+    """The cause is known, so nobody is sent to look for storage or locks."""
+    first = diagnose_time(stalled("wait", 1, 2_000.0, gc=once(1, 2_000.0)))[0]
+    assert (first.kind, first.evidence["where"]) == ("STALL", "garbage collection")
+    assert "gc.freeze()" in first.action
+    assert "storage" not in first.action
+
+
 @pytest.mark.parametrize("count", [6, 10, 19])
 def test_stall_in_a_short_run_is_a_warning(count: int) -> None:
     """Fewer than 20 steps: found, but never critical."""

@@ -502,6 +502,22 @@ def test_the_watch_ends_when_long_gaps_become_rare(
 
 
 @BOTH
+@pytest.mark.parametrize(("lost_cores", "watched"), [(16, 1), (17, 0)])
+def test_a_lost_core_does_not_keep_the_watch_on(
+    kind: type[PythonSwitch], lost_cores: int, watched: int
+) -> None:
+    """A short gap in which another process got the core counts as short. A busy machine takes the core away
+    at our own system calls, so such gaps would never become rare."""
+    d = Driver(kind)
+    for _ in range(5):
+        d.play(_step(10_000_000, 3_000_000))
+    for _ in range(lost_cores):
+        operations = _step(10_000_000, 50)
+        d.play([(*o, False) if o[:2] == ("tick", 10_000_000) else o for o in operations])
+    assert d.switch.watching == watched
+
+
+@BOTH
 def test_a_sleep_after_forward_stays_wait(kind: type[PythonSwitch]) -> None:
     """A long gap without CPU time never counts as model work, not even before gaps are watched."""
     d = Driver(kind)

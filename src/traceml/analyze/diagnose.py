@@ -62,8 +62,11 @@ class _Verdicts:
         level = measured.level * of_all if rule.of_all_time else measured.level
         of_view = replace(measured, score=measured.score * of_all, level=level)
         finding = rule.finding(of_view, self._critical_allowed)
-        phases = [found.phase for found in self._found if found.severity != INFO]
-        if finding is not None and not (rule.unless_same_phase and finding.phase in phases):
+        if finding is None:
+            return
+        # A warning about the same phase does not hide what is critical.
+        same = {found.phase for found in self._found if found.severity in (CRIT, finding.severity)}
+        if not (rule.unless_same_phase and finding.phase in same):
             self._found.append(finding)
 
     def findings(self, default: Finding) -> list[Finding]:

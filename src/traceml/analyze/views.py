@@ -163,16 +163,16 @@ class TimeView:
     @cached_property
     def calm(self) -> TimeView:
         """Without single steps that stand out: what is said about all steps must not come from them. Ranks
-        that wait for the one that stalled may do so in the next step."""
-        after = self.stalls + 1 if len(self.window.ranks) > 1 else self.stalls
-        outstanding = np.unique(np.concatenate([self.stalls, after, self.skipping]))
-        outstanding = outstanding[outstanding < self.window.count]
-        is_enough = self.window.count - len(outstanding) >= FEWEST_STEPS
-        return TimeView(self.window.without(outstanding)) if len(outstanding) and is_enough else self
+        that wait for the one that stalled may do so in the next step. Mostly deliberate steps stay."""
+        at, count = self.stalls, self.window.count
+        at = at[2 * self.slowest_steps[at] >= self.window.net_step_ns.max(axis=0)[at]]
+        after = at + 1 if len(self.window.ranks) > 1 else at
+        outstanding = np.unique(np.concatenate([at, after[after < count], self.skipping]))
+        is_enough = 0 < len(outstanding) <= count - FEWEST_STEPS
+        return TimeView(self.window.without(outstanding)) if is_enough else self
 
     @cached_property
     def regular_steps(self) -> Floats:
         """`typical_steps` scaled back after a lasting shift: only jitter is left."""
         levels = np.ones(1) if self.shift is None else self.shift.levels(self.window.count)
-        found: Floats = self.typical_steps * (levels[0] / levels)
-        return found
+        return np.asarray(self.typical_steps * (levels[0] / levels))

@@ -260,20 +260,21 @@ static void begin_gap(Switch *s) {
     s->nodes_since = nodes_now(s);
 }
 
-static void use_of_gap(Switch *s, int64_t gap, long long before, int64_t *busy, int64_t *work) {
-    int place = at(s->current);
+static int use_of_gap(Switch *s, int64_t gap, long long before, int64_t *busy, int64_t *work) {
+    int place = at(s->current), is_short = 0;
     double *uses = s->uses[2 * place + (before >= 0)];
     if (s->is_watched) {
         ThreadUse use = thread_use(s);
         int64_t ran = use.cpu_ns - s->cpu_since;
-        *busy = ran;
-        if (*busy > gap || (use.blocked >= 0 && use.blocked == s->blocked_since)) *busy = gap;
+        int was_ready = use.blocked >= 0 && use.blocked == s->blocked_since; /* whenever it did not run */
+        *busy = ran > gap || was_ready ? gap : ran;
+        is_short = was_ready && ran <= cfg.short_gap_ns;
         if (before >= 0) {
             double node_ns = s->node_forward > s->node_backward ? s->node_forward : s->node_backward;
             double allowed = (double)nodes_after(s, s->nodes_since) * node_ns * cfg.node_factors[before != cfg.forward];
             *work = allowed < (double)ran ? (int64_t)((double)*busy * (allowed / (double)ran)) : *busy;
         }
-        if (gap >= cfg.look_always_ns) return;
+        if (gap >= cfg.look_always_ns) return is_short;
         uses[0] += (double)gap;
         uses[1] += (double)*busy;
         uses[2] += (double)*work;
@@ -282,6 +283,12 @@ static void use_of_gap(Switch *s, int64_t gap, long long before, int64_t *busy, 
         *busy = (int64_t)(alike * (uses[1] / uses[0]));
         *work = (int64_t)(alike * (uses[2] / uses[0]));
     }
+    return is_short;
+}
+
+static void short_gap(Switch *s) {
+    unsigned char *watch = &s->watch[at(s->current)];
+    if (*watch && --*watch == cfg.watch_from - 1) s->watching -= 1;
 }
 
 static int64_t end_gap(Switch *s, int64_t now, long long before) {
@@ -289,13 +296,17 @@ static int64_t end_gap(Switch *s, int64_t now, long long before) {
     unsigned char *watch = &s->watch[at(s->current)];
     if (gap <= cfg.short_gap_ns) {
         int is_loss = before == cfg.backward || (before >= 0 && s->current == cfg.wait_forward);
-        if (*watch && --*watch == cfg.watch_from - 1) s->watching -= 1;
+        short_gap(s);
         if (!is_loss) s->busy_wait_ns += gap;
         return is_loss ? gap : 0;
     }
     int64_t busy = 0;
-    use_of_gap(s, gap, before, &busy, &work);
+    int is_short = use_of_gap(s, gap, before, &busy, &work);
     s->busy_wait_ns += busy - work;
+    if (is_short) {
+        short_gap(s);
+        return work;
+    }
     if (gap >= cfg.look_always_ns) s->long_ns += gap;
     int seen = *watch;
     *watch = (unsigned char)(seen + cfg.gap_weight > cfg.watch_most ? cfg.watch_most : seen + cfg.gap_weight);
@@ -787,8 +798,9 @@ static int usual(Seam *m, PyObject *first) {
         Py_XDECREF(grad);
         if (grad == NULL) PyErr_Clear();
         if (is_on) return trains && (s->forwards || !s->look_first) ? m->slot : LOOK;
-        /* Without gradients: a part of the step that has begun, or a rollout. */
-        return current != cfg.optimizer && (trains || s->fetches || s->forwards || s->block_depth) ? cfg.no_grad : LOOK;
+        /* Without gradients: a part of the step that has begun, or a rollout, or the loss of a validation. */
+        if (current == cfg.optimizer || current == cfg.recorded) return LOOK;
+        return trains || s->fetches || s->forwards || s->block_depth ? cfg.no_grad : LOOK;
     }
     if (m->kind != SEAM_FETCH || (first != NULL && (long long)(intptr_t)first == s->loader)) return m->slot;
     if (first == NULL || !is_true(first, cfg.trains)) return LOOK;

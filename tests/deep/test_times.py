@@ -240,7 +240,7 @@ def test_a_layer_that_runs_in_some_steps_only_counts_in_part(deep: Recorder) -> 
 
 
 def test_large_graphs_are_left_alone(deep: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph with too many nodes is not looked at: no sample, and training goes on."""
+    """A graph with too many nodes is left out: no sample, and training goes on."""
     monkeypatch.setattr(deep_layers, "MOST_NODES", 2)
     deep.train(Nested())
     assert deep.samples() == []

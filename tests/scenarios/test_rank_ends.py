@@ -333,4 +333,4 @@ def test_elastic_restarts_are_one_run_judged_by_its_last_attempt(tmp_path: Path)
     account = summary["run"]["accounting"]
     assert account["earlier_attempts_s"] > (15 + 20) * 0.01
     assert sum(account.values()) == pytest.approx(summary["run"]["duration_s"], rel=0.01)
-    assert "The same ranks ran 3 times" in done.stderr
+    assert "The ranks were started 3 times" in done.stderr

@@ -197,7 +197,7 @@ def test_ranks_that_one_signal_ended_together_are_nobodys_fault() -> None:
     """The launcher was stopped and ended all of them: none crashed, and none was first."""
     ends = [gone(n, 10 + n, exact=True, signal="SIGTERM") for n in range(2)]
     assert describe({0: rank(0), 1: rank(1)}, ends) == (
-        "the launcher, or somebody else, ended the ranks with SIGTERM (r0 after step 15, in forward)"
+        "the launcher, or another process, ended the ranks with SIGTERM (r0 after step 15, in forward)"
     )
 
 

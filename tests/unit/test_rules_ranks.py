@@ -373,7 +373,7 @@ def test_place_of_unattributed_work_is_reported_for_each_rank() -> None:
     assert (
         "r0 36.0 ms on unattributed work (after the forward pass), r1 35.0 ms on optimizer" in primary.summary
     )
-    assert primary.action.startswith("Mend all of them; one alone gains little")
+    assert primary.action.startswith("Fix all of them; fixing one gains little")
 
 
 def test_later_of_two_late_ranks_is_to_be_mended_first() -> None:
@@ -381,7 +381,7 @@ def test_later_of_two_late_ranks_is_to_be_mended_first() -> None:
     primary = coupled(usual(2, input=only(0, 60.0), forward=only(1, 30.0))).primary_diagnosis
     assert (primary.status, primary.ranks) == ("STRAGGLER", [0, 1])
     assert primary.evidence["cost_ms"] == pytest.approx(60, abs=1)
-    assert primary.action.startswith("Mend r0 first: that alone may gain 30.0 ms.")
+    assert primary.action.startswith("Fix r0 first: that alone may gain 30.0 ms.")
 
 
 @pytest.mark.parametrize("phase", ["input", "backward"])
@@ -415,7 +415,7 @@ def test_rank_with_work_that_the_others_do_not_have_is_never_balanced() -> None:
     own = usual(4, input=only(0, 12.0), forward=only(0, -12.0))
     primary = coupled(own).primary_diagnosis
     assert (primary.status, primary.severity, primary.ranks) == ("STRAGGLER", "warn", [0])
-    assert "It is no later than they are" in primary.summary
+    assert "It is still not late" in primary.summary
     assert primary.potential_speedup is None
 
 
@@ -439,7 +439,7 @@ def test_large_sync_share_that_no_rule_judges_gets_a_sentence() -> None:
     assert verdict.kind == "BALANCED"
     (remark,) = [f for f in remarks if f.kind == "SYNC_SHARE"]
     assert remark.severity == "info"
-    assert "is waiting for whichever rank is last" in remark.summary
+    assert "of waiting for whichever rank is last" in remark.summary
     quiet = coupled(usual(8)).step_time.issues
     assert "SYNC_SHARE" not in {f.kind for f in quiet}
     straggling = coupled(usual(8, forward=only(1, 30.0))).step_time.issues
@@ -521,12 +521,12 @@ def test_gain_of_a_straggler_leaves_out_what_else_it_does_alone() -> None:
 
 
 def test_straggler_without_a_loader_is_not_blamed_for_its_shards() -> None:
-    """Without a loader all that runs before the forward pass counts as input, logging too: the advice says
-    so."""
+    """Without a loader everything that runs before the forward pass counts as input, logging too: the advice
+    says so."""
     own = usual(2)
     own[0] = {**own[0], "input": own[0]["input"] + 20.0}
     found = coupled(own, extra_flags=c.FLAG_INPUT_INFERRED).primary_diagnosis
     assert (found.kind, found.ranks) == ("INPUT_STRAGGLER", [0])
-    assert "all that runs before the forward pass" in found.summary
+    assert "everything that runs before the forward pass" in found.summary
     assert "logging" in found.action
     assert "loader workers" not in found.action

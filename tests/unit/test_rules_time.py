@@ -96,7 +96,7 @@ def test_inferred_input_is_reported_as_inferred() -> None:
     assert "inferred: another thread reads the loader" in found.summary
     assert "or a thread" not in found.action
     found = first(shared("input", 0.25, input_inferred=True, early_batch=True))
-    assert "all that runs between the forward and the backward pass counts as input" in found.summary
+    assert "everything that runs between the forward and the backward pass counts as input" in found.summary
     assert "look at what runs between the forward and the backward pass." in found.action
 
 
@@ -534,7 +534,7 @@ def test_wait_is_judged_although_the_optimizer_was_not_seen() -> None:
     unmeasured = ("h2d", "sync", "optimizer")
     found = first(window(forward=30.0, backward=20.0, wait=50.0, overhead=0.0, unmeasured=unmeasured))
     assert found.kind == "WAIT_HEAVY"
-    assert "neither input nor model work that was seen (the optimizer was not)" in found.summary
+    assert "neither input nor model work that was recorded (the optimizer was not)" in found.summary
 
 
 def test_workers_are_promised_only_what_epochs_leave_of_it() -> None:

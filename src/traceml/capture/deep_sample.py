@@ -150,9 +150,7 @@ class Sample:
         """Find what the nodes hold, and put a hook where backward goes from one layer to another."""
         nodes = deep_layers.nodes_of(deep_layers.roots_of(tensors))
         if nodes is None:
-            say_once(
-                f"deep mode: a graph of more than {deep_layers.MOST_NODES:,} operations is not looked at"
-            )
+            say_once(f"deep mode: a graph of more than {deep_layers.MOST_NODES:,} operations is left out")
             self.failed = True
             return []
         numbers, calls = self._bounds.get(thread, ([], []))

@@ -91,7 +91,7 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("run", "run a training command and print a diagnosis when it ends"),
     Command("deep", "the same, and measure layers: their time and memory"),
-    Command("watch", "live view of a run that is going on, in the terminal"),
+    Command("watch", "show a running training live in the terminal"),
     Command("view", "print the summary of a run again"),
     Command("compare", "compare two runs: what changed, and is it real or noise"),
     Command("runs", "list the runs in a folder"),

@@ -152,7 +152,7 @@ STEP_MEMORY_METRICS: Final[tuple[Metric, ...]] = (
 SYSTEM_METRICS: Final[tuple[Metric, ...]] = (
     Metric("cpu_percent", "CPU", "percent", "system", "share of all cores in use"),
     Metric("ram_bytes", "RAM", "bytes", "system", "memory in use, of the machine or the container"),
-    Metric("ram_percent", "RAM share", "percent", "system", "share in use of what there is"),
+    Metric("ram_percent", "RAM share", "percent", "system", "share of memory in use"),
     Metric("cpu_throttled_percent", "Throttled", "percent", "system", "time lost to the CPU quota"),
     Metric("gpu_util_percent", "GPU util", "percent", "system", "mean of the job's GPUs"),
     Metric("gpu_util_spread_percent", "GPU spread", "percent", "system", "busiest minus least busy GPU"),

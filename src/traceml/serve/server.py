@@ -33,7 +33,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError):
-        raise CommandError(f"--host: {host!r} is no address of this machine") from None
+        raise CommandError(f"--host: {host!r} is not an address of this machine") from None
     nearby = range(port, min(port + TRIES, 65_536)) if port else ()
     for number in (*nearby, 0):
         made = socket.socket(family, socket.SOCK_STREAM)

@@ -123,7 +123,8 @@ def worker_creep(view: MemoryView) -> Measured | None:
 
 
 def _grown(rank: int, growth: tuple[float, float], steps: int, per: int) -> tuple[Measured, float]:
-    """The finding about this growth over so many steps, with its rate per so many, and the bytes per step."""
+    """The finding about this growth over `steps` steps, with its rate per `per` steps, and the bytes per
+    step."""
     start, rise = growth
     per_step = rise / steps * SLICES / (SLICES - 1)
     words = {"start": start, "end": start + rise, "rate": per * per_step}

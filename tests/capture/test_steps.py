@@ -77,7 +77,7 @@ def test_recording_measures_its_own_cost_in_real_steps(
     (live,) = (r.live for r in tail.local_ranks())
     assert live.own_steps == 3
     assert live.own_passes >= 3, "at least one submodule per step"
-    assert live.own_ns > 3_000
+    assert live.own_ns > 50 * live.own_switches, "each of them reads the clock"
     assert live.own_ns < live.own_steps * np.median(rank.rows["end_ns"] - rank.rows["begin_ns"])
     costs = rank.header["overhead"]
     expected_ns = live.own_switches * costs["switch_ns"] + live.own_steps * costs["row_ns"]
@@ -316,21 +316,20 @@ def test_exception_is_attributed_to_the_innermost_phase(recorder: Recorder) -> N
     class Model(nn.Linear):
         def forward(self, x: Any) -> Any:
             if len(x) == 3:
-                exchange = torch.futures.Future[None]()
-                exchange.set_exception(ValueError("the exchange's own"))
-                torch._C._distributed_c10d._create_work_from_future(exchange).wait()
+                exchange: Any = torch._C._distributed_c10d._create_work_from_future(torch.futures.Future())
+                exchange.wait("no timeout")
             if len(x) == 2:
-                raise ValueError("the forward's own")
+                raise TypeError
             return super().forward(x)
 
     model = Model(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for rows, slot in ((4, None), (3, c.SYNC), (4, None), (2, c.FORWARD)):
-        try:
-            model(torch.randn(rows, 8)).sum().backward()
-            optimizer.step()
-        except (ValueError, RuntimeError):
-            assert recorder.session.failed.slot == slot
+    for rows, slot in ((3, c.SYNC), (2, c.FORWARD)):
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+        with pytest.raises(TypeError):
+            model(torch.randn(rows, 8))
+        assert recorder.session.failed.slot == slot
 
 
 def test_each_of_several_skipped_batches_is_left_out(recorder: Recorder, make_training: Make) -> None:
@@ -605,7 +604,7 @@ def test_another_optimizer_that_takes_over_is_an_event(recorder: Recorder, make_
         for _ in range(10):
             step(model, optimizer, x, y)
     (event,) = recorder.events("new_optimizer")
-    assert event.step in (11, 12)  # in its second step it is clear that the first one does not follow
+    assert event.step == 12  # in its second step it is clear that the first one does not follow
 
 
 def test_loader_that_another_thread_reads_is_an_event(recorder: Recorder, make_training: Make) -> None:

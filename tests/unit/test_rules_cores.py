@@ -39,7 +39,8 @@ def test_lack_of_cores_comes_before_any_other_advice(kind: str) -> None:
     assert found.action.startswith("Free CPU cores first: other work keeps 1.3 of 2 cores busy. Then ")
     calm = first(CoreUse(cores=2, wait_share=0.1, run_busy=1.9, others_busy=0.1), kind)
     assert "waited for a core" not in calm.summary
-    assert "cores" not in calm.action or kind == "INPUT_BOUND"
+    assert ("the 2 cores are busy" in calm.action) is (kind == "INPUT_BOUND")
+    assert "Free CPU cores" not in calm.action
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,8 @@ def test_missing_rank_is_named_and_does_not_hide_the_others() -> None:
     assert found.run.world_size == 4
     assert found.run.ranks == Ranks(seen=[0, 2], used=[0], lost=[1, 2, 3])
     assert found.primary_diagnosis.status == "INPUT-BOUND"
-    assert any("r2" in note for note in found.run.notes)
+    assert "No step was completed by r2." in found.run.notes
+    assert "Nothing was recorded for r1, r3 (4 ranks were expected)." in found.run.notes
 
 
 @pytest.mark.parametrize(

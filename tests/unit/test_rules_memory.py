@@ -90,6 +90,8 @@ def test_steady_growth_is_memory_creep() -> None:
     assert (found.kind, found.status, found.severity) == ("CREEP_CONFIRMED", "MEMORY CREEP", CRIT)
     assert found.evidence["bytes_per_step"] == pytest.approx(2 * MB, rel=0.05)
     assert found.evidence["steps_until_full"] == pytest.approx(2600 * MB / (2 * MB), rel=0.1)
+    # The rise is that from the middle of the first tenth to the middle of the last one.
+    assert "rose by 361.8 MB over 180 steps (1.02 GB to 1.38 GB, 2.0 MB per step)" in found.summary
     assert "at this rate, memory is full after" in found.summary
 
 

@@ -325,7 +325,7 @@ def test_stall_does_not_raise_the_numbers_of_a_bound(phase: str) -> None:
     assert bound.summary == alone.summary
     assert bound.evidence == alone.evidence
     assert bound.severity == CRIT
-    assert "8.00 ms of a 20.0 ms step" in bound.summary
+    assert "8.00 ms of each 20.0 ms step" in bound.summary
 
 
 BOUNDS = {"input": "INPUT_BOUND", "wait": "WAIT_HEAVY"}

@@ -30,7 +30,7 @@ def kinds(made_window: Window) -> list[str]:
 
 
 def shared(key: str, share: float, count: int = 100, **more: Any) -> Window:
-    """A window whose `key` takes `share` of a 100 ms step, the rest being model work."""
+    """A window whose `key` takes `share` of each 100 ms step, the rest being model work."""
     rest = 100.0 * (1 - share) / 3
     phases: dict[str, Any] = {"forward": rest, "backward": rest, "optimizer": rest, key: 100.0 * share}
     return window(count, **phases, **more)
@@ -75,7 +75,7 @@ def test_user_phase_is_named_as_outside_work() -> None:
 def test_summary_has_the_numbers_and_action_the_next_step() -> None:
     """The reason in milliseconds and percent, and what to do."""
     found = first(shared("input", 0.25))
-    assert found.summary == "Waiting for input takes 25.0 ms of a 100.0 ms step (25.0 %)."
+    assert found.summary == "Waiting for input takes 25.0 ms of each 100.0 ms step (25.0 %)."
     assert "num_workers" in found.action
 
 

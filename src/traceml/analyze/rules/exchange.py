@@ -58,8 +58,8 @@ def comm_bound(view: RankView) -> Measured | None:
 LEAST_IN_TURN, MOST_IN_TURN = 0.8, 1.1
 """If the own work of all ranks adds up to this many steps, they may work one after the other."""
 _IN_TURN: Final = (
-    "Every rank spends at least {cost_ms} of a {step_ms} step ({share}) in sync. Either the exchange takes "
-    "that long, or the ranks work one after the other: their own work adds up to the step."
+    "Every rank spends at least {cost_ms} of each {step_ms} step ({share}) in sync. Either the exchange "
+    "takes that long, or the ranks work one after the other: their own work adds up to the step."
 )
 _OVERLAP_STAGES: Final = (
     "If they are stages of a pipeline, try more micro-batches, so that all of them work at the same time. "
@@ -118,8 +118,8 @@ RULES: Final[tuple[Rule[RankView], ...]] = (
     Rule(
         "COMM_BOUND",
         comm_bound,
-        "Data exchange between ranks takes {cost_ms} of a {step_ms} step ({share}), even for the rank that "
-        "arrives last.",
+        "Data exchange between ranks takes {cost_ms} of each {step_ms} step ({share}), even for the rank "
+        "that arrives last.",
         "Try to exchange less, or to overlap it: larger batches, accumulation with no_sync, compression, "
         "bucket size.",
         status="COMM-BOUND",

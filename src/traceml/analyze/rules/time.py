@@ -333,7 +333,7 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
     Rule(
         "INPUT_BOUND",
         input_bound,
-        "Waiting for input takes {cost_ms} of a {step_ms} step ({share}{how}).",
+        "Waiting for input takes {cost_ms} of each {step_ms} step ({share}{how}).",
         "Inspect the input path: {advice}.",
         status="INPUT-BOUND",
         needs=(w.INPUT,),
@@ -341,14 +341,14 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
     Rule(
         "H2D_BOUND",
         h2d_bound,
-        "Copying data to the device takes {cost_ms} of a {step_ms} step ({share}).",
+        "Copying data to the device takes {cost_ms} of each {step_ms} step ({share}).",
         "Try pinned memory in the loader and copies with non_blocking=True, or copy fewer bytes.",
         status="H2D-BOUND",
     ),
     Rule(
         "WAIT_HEAVY",
         wait_heavy,
-        "{cost_ms} of a {step_ms} step ({share}) is neither input nor model work{but}: {part}.",
+        "{cost_ms} of each {step_ms} step ({share}) is neither input nor model work{but}: {part}.",
         "Inspect that time: {advice}.",
         status="WAIT-HEAVY",
         needs=(w.FORWARD, w.BACKWARD),
@@ -356,7 +356,7 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
     Rule(
         "COMPUTE_BOUND",
         compute_bound,
-        "Model work is {share} of a {step} step; {what} is the largest part ({largest_ms}).",
+        "Model work is {share} of each {step} step; {what} is the largest part ({largest_ms}).",
         "Try to make {what} cheaper: {how}. An operator-level profiler shows where it spends its time.",
         thresholds=None,
         status="COMPUTE-BOUND",

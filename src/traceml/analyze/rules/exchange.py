@@ -40,8 +40,9 @@ def comm_bound(view: RankView) -> Measured | None:
         prepares = window.wait_places[:, :, c.WAIT_BACKWARD - c.FIRST_WAIT].max(axis=0)
         saves_ms = float((exchange + prepares).mean()) / 1e6
     times = {"sync_ms": cost_ms, "step_ms": step_ms, "saves_ms": saves_ms}
-    together = float(window.own_work.values.sum(axis=0).mean()) / 1e6 / step_ms
-    in_turn = LEAST_IN_TURN <= together <= MOST_IN_TURN
+    together_ns = float(window.own_work.values.sum(axis=0).mean())
+    in_turn = LEAST_IN_TURN <= together_ns / 1e6 / step_ms <= MOST_IN_TURN
+    in_turn = in_turn and rest_ns < MOST_ALONE * together_ns
     combine = saves_ms is None and most >= MANY_EXCHANGES
     return Measured(
         level=beyond_delay(judged_share(share, typical), window.cpu_delay_share),
@@ -57,6 +58,8 @@ def comm_bound(view: RankView) -> Measured | None:
 
 LEAST_IN_TURN, MOST_IN_TURN = 0.8, 1.1
 """If the own work of all ranks adds up to this many steps, they may work one after the other."""
+MOST_ALONE: Final = 2 / 3
+"""If one rank has more of it than this, it is late, and the sum is close to the step by chance."""
 _IN_TURN: Final = (
     "Every rank spends at least {cost_ms} of each {step_ms} step ({share}) in sync. Either the exchange "
     "takes that long, or the ranks work one after the other: their own work adds up to the step."

@@ -481,10 +481,10 @@ def test_ranks_that_work_one_after_the_other_are_not_only_said_to_communicate() 
     assert primary.status == "COMM-BOUND"
     assert "or the ranks work one after the other" in primary.summary
     assert primary.action.startswith("If they are stages of a pipeline, try more micro-batches")
-    late = next(
-        f for f in coupled(usual(2, input=only(1, 60.0)), comm_ms=20.0).step_time.issues if f.phase == "sync"
-    )
-    assert (late.status, "one after the other" in late.summary) == ("COMM-BOUND", False)
+    issues = coupled(usual(2, input=only(1, 200.0)), comm_ms=40.0).step_time.issues
+    late, exchange = issues
+    assert (late.status, late.ranks) == ("INPUT STRAGGLER", [1])
+    assert (exchange.status, "one after the other" in exchange.summary) == ("COMM-BOUND", False)
     alike = coupled(usual(2), comm_ms=20.0).primary_diagnosis
     assert (alike.status, "one after the other" in alike.summary) == ("COMM-BOUND", False)
 

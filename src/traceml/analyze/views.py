@@ -116,9 +116,9 @@ class TimeView:
 
     @cached_property
     def slowest_steps(self) -> Floats:
-        """For each step the work of the slowest rank, without deliberate outside work, and the exchange. Not
-        the longest step: a rank that stops after an exchange makes the others wait in their next step. A
-        validation or checkpoint that takes far longer than the others is not deliberate."""
+        """For each step, the work of the slowest rank without deliberate outside work, plus the exchange. It
+        is not the longest step, because a rank that stops after an exchange makes the others wait in their
+        next step. A validation or checkpoint that takes far longer than the others does count."""
         window = self.window
         own = window.own_work.values - window.overhead_ns
         deliberate = (window.of(key) for key in (*w.OUTSIDE, *window.user_keys))
@@ -170,8 +170,8 @@ class TimeView:
 
     @cached_property
     def calm(self) -> TimeView:
-        """Without single steps that stand out: what is said about all steps must not come from them. Ranks
-        that wait for the one that stalled may do so in the next step."""
+        """The view without single steps that stand out, because they must not decide what is said about all
+        steps. Ranks that wait for the rank that stalled may do so in the next step."""
         after = self.stalls + 1 if len(self.window.ranks) > 1 else self.stalls
         outstanding = np.unique(np.concatenate([self.stalls, after, self.skipping]))
         outstanding = outstanding[outstanding < self.window.count]
@@ -301,8 +301,8 @@ class RankView:
     @cached_property
     def late_ranks(self) -> LateRanks | None:
         """Set if ranks wait for each other, but not always for the same one, and that costs enough. One of
-        several equal ranks is always last, too: so their ordinary spread, i.e. how early the first one is,
-        does not count, and neither does a lack of cores."""
+        several equal ranks is always last, too. So their ordinary spread (how early the first one is) does
+        not count, and neither does a lack of cores."""
         if not (self.coupled and self.window.measured(w.SYNC) and self.sync_is_known):
             return None
         own = self.window.own_work
@@ -373,8 +373,8 @@ class RankView:
         return float(np.mean(own.max(axis=0) - _slowest_of_others(own, at))) / 1e6
 
     def saving_in_ms(self, series: RankSeries, at: int) -> float:
-        """What a step would save if this rank spent no more on this than the others do. What else it does
-        alone, such as validation, stays."""
+        """What a step would save if this rank spent no more on this than the others do. Other work that only
+        this rank does, such as validation, stays."""
         own = self.window.own_work.values
         too_much = series.values[at] - _slowest_of_others(series.values, (at,))
         mended = np.maximum(_slowest_of_others(own, (at,)), own[at] - np.maximum(too_much, 0.0))

@@ -31,7 +31,7 @@ def thread_use() -> tuple[int, int]:
 
 
 class _Unusual:
-    """What a switch is asked for seldom: written here for the one in C, too."""
+    """Rarely used parts of a switch, written here for the one in C, too."""
 
     __slots__ = ()
 
@@ -121,7 +121,7 @@ class PythonSwitch(_Unusual):
         return self._start(now, slot, outer)
 
     def _start(self, now: int, slot: int, charged: int) -> int:
-        """Begin `slot` at `now`; `charged` is what the device clock is told of the time before."""
+        """Begin `slot` at `now`; `charged` is the slot that the device clock charges the time before to."""
         outer = self.current
         self.since, self.current, self.is_watched = now, slot, False
         self.live[self.live_at] = slot & 255

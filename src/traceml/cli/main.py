@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def show(text: str, is_json: bool = False) -> None:
-    """Print to standard output, in whatever encoding it has; no complaint if nobody reads it."""
+    """Print to standard output, in any encoding that it has; no error if its reader has gone."""
     out = sys.stdout
     if out is None:  # closed by whoever started us
         return

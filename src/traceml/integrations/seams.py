@@ -56,7 +56,7 @@ def hands_over(original: Function, session: Session, gives: bool = True) -> Func
 
 
 looks_ahead: Final = partial(hands_over, gives=False)
-"""A call that fetches batches and gives none of them."""
+"""A call that fetches batches but returns none of them."""
 
 
 def hands_over_each(original: Function, session: Session) -> Function:

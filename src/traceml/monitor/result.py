@@ -91,9 +91,10 @@ def write(folder: Path, summary: Summary) -> None:
 def finish(
     folder: Path, manifest: dict[str, Any], settle: Callable[[], Path], quiet: bool, html: bool = False
 ) -> None:
-    """Make the summary of an ended run, write it, print it to standard error. `settle` says where it is then.
+    """Make the summary of an ended run, write it, print it to standard error. `settle` reports where it was
+    written.
 
-    Each part is guarded by itself: the verdict appears on the screen even if a file cannot be written.
+    Each part is guarded separately: the verdict appears on the screen even if a file cannot be written.
     """
     summary = build(folder, manifest, final=True)
     # The page is large, and `traceml view --html` makes it later.

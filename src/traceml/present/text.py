@@ -246,7 +246,7 @@ def about_layers(found: Layers) -> str:
 
 
 def layer_sums(found: Layers, shown: int) -> list[str]:
-    """The sums, and what the table does not say by itself."""
+    """The sums, and remarks that the table does not show."""
     rest = f"{fmt.count(found.count)} layers in all; " if found.count > shown else ""
     sums = (
         f"{rest}forward {fmt.ms(found.forward_ms)}, backward {fmt.ms(found.backward_ms)} "

@@ -88,7 +88,7 @@ LAYER_COLUMNS: Final = (
     *("forward", "forward_total", "backward", "backward_total", "recompute", "recompute_total"),
     *("activation_bytes", "activation_bytes_total", "gradient_bytes"),
 )
-"""What a sampled step says about each layer: by itself, and (`_total`) with the layers that it calls."""
+"""What a sampled step says about each layer: its own values, and (`_total`) with the layers that it calls."""
 
 
 class Folded(NamedTuple):

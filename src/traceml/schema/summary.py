@@ -292,7 +292,8 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer per step, on the median rank: by itself, and (`_total`) with the layers that it calls."""
+    """One layer per step, on the median rank: its own values, and (`_total`) with the layers that it
+    calls."""
 
     path: str
     type: str = ""

@@ -43,7 +43,7 @@ def test_time_is_that_of_the_innermost_layer_and_totals_have_the_rest(deep: Reco
     assert found["body.2"].backward_share == 6 / 20
 
 
-def test_loss_outside_of_modules_is_nobodys_backward(deep: Recorder) -> None:
+def test_loss_outside_of_modules_is_backward_of_no_layer(deep: Recorder) -> None:
     """A functional loss is not charged to the last layer."""
     deep.train(Layer3(1, 2), loss=lambda out: Work.apply(out, 3, 4).sum())
     section = deep.found()
@@ -90,7 +90,7 @@ def test_recursion_counts_inner_calls_once(deep: Recorder) -> None:
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_recomputation_is_told_apart_from_forward(deep: Recorder, use_reentrant: bool) -> None:
+def test_recomputation_is_not_counted_as_forward(deep: Recorder, use_reentrant: bool) -> None:
     """Under checkpointing a layer's forward counts once; what is computed again in backward is apart."""
 
     class Saving(nn.Module):

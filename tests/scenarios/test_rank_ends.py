@@ -63,7 +63,7 @@ ENDS = (
 
 
 @pytest.mark.parametrize("end", ENDS[4:], ids=lambda end: end.name)
-def test_rank_that_ends_is_told_with_how_it_ended(
+def test_rank_that_ends_is_reported_with_how_it_ended(
     tmp_path: Path, preloaded: PreloadedTraceml, end: End
 ) -> None:
     """Whether it was killed, raised, exited or hung: its rank, and never one that only suffered from it."""

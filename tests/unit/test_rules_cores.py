@@ -98,7 +98,7 @@ def test_compute_on_few_threads_while_cores_are_idle(use: dict[str, Any], words:
     assert words is None or words in action
 
 
-def test_rank_that_alone_lacks_cores_is_said_to() -> None:
+def test_rank_that_alone_lacks_cores_is_reported() -> None:
     """Two equal ranks without coupling, one of them on a busy core: its slowness is explained."""
     rows = [made.steps(100, forward=ms, measured=made.ALL_MEASURED) for ms in (100.0, 130.0)]
     ranks = [made.rank(r, number, world_size=2) for number, r in enumerate(rows)]
@@ -155,7 +155,7 @@ def test_without_gauges_nothing_is_claimed() -> None:
     ("busy", "waited", "says"),
     [(0.4, 0.05, True), (0.4, 0.5, False), (0.97, 0.0, False), (None, 0.0, False)],
 )
-def test_model_that_only_waits_is_not_told_to_compute_less(
+def test_model_that_only_waits_gets_no_advice_to_compute_less(
     busy: float | None, waited: float, says: bool
 ) -> None:
     """A sleep in a hook is model work by its place, but the process is idle meanwhile. One that lacks a core

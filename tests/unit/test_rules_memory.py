@@ -198,7 +198,7 @@ def test_single_rank_has_no_imbalance() -> None:
 
 
 def held(*by_sample: Any) -> MemoryView:
-    """Calm ranks whose loader workers held so many bytes at each sample."""
+    """Calm ranks, and the bytes that their loader workers held at each sample."""
     calm = view(*[1 * GB for _ in by_sample], count=500)
     return replace(calm, workers={rank: np.array(values) for rank, values in enumerate(by_sample)})
 

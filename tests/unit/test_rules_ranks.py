@@ -234,7 +234,7 @@ def test_rank_slow_in_input_and_compute_is_a_generic_straggler() -> None:
 
 
 @pytest.mark.parametrize(("samples", "is_uneven"), [(32, True), (16, False), (17, False)])
-def test_rank_with_more_data_is_told_so(samples: int, is_uneven: bool) -> None:
+def test_rank_with_more_data_is_reported_with_both_amounts(samples: int, is_uneven: bool) -> None:
     """Twice the samples take twice as long: the sentence has both amounts. A few more explain nothing."""
     own = usual(2, forward=only(1, 20.0), backward=only(1, 15.0))
     found = coupled(own, samples=[16, samples]).primary_diagnosis
@@ -376,7 +376,7 @@ def test_place_of_unattributed_work_is_reported_for_each_rank() -> None:
     assert primary.action.startswith("Fix all of them; fixing one gains little")
 
 
-def test_later_of_two_late_ranks_is_to_be_mended_first() -> None:
+def test_later_of_two_late_ranks_is_to_be_fixed_first() -> None:
     """r0 loses 60 ms in input, r1 30 ms in forward: half of the gain is r0's alone, and that is said."""
     primary = coupled(usual(2, input=only(0, 60.0), forward=only(1, 30.0))).primary_diagnosis
     assert (primary.status, primary.ranks) == ("STRAGGLER", [0, 1])
@@ -385,7 +385,7 @@ def test_later_of_two_late_ranks_is_to_be_mended_first() -> None:
 
 
 @pytest.mark.parametrize("phase", ["input", "backward"])
-def test_rank_that_is_slow_from_some_step_on_is_told_with_these_steps(phase: str) -> None:
+def test_rank_that_is_slow_from_some_step_on_is_reported_with_these_steps(phase: str) -> None:
     """r1 becomes slow in the middle of the run: since when is part of the sentence."""
     later = made.series(0.0, COUNT)
     later[50:] = 40.0
@@ -462,7 +462,7 @@ def test_jitter_of_a_rank_that_stops_after_the_exchange_is_blamed_on_it() -> Non
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 64])
-def test_slow_rank_that_changes_once_is_told_with_its_steps(ranks: int) -> None:
+def test_slow_rank_that_changes_once_is_reported_with_its_steps(ranks: int) -> None:
     """r0 is late in the first half of the run, r1 in the second: no turns, but one after the other."""
     half = np.arange(COUNT) < COUNT // 2
     late = {0: np.where(half, 30.0, 0.0), 1: np.where(half, 0.0, 30.0)}

@@ -79,7 +79,7 @@ def test_stall_in_a_short_run_is_a_warning(count: int) -> None:
 
 
 def test_two_stalls_are_both_reported_and_three_are_jitter() -> None:
-    """Up to two single events are told one by one; a third of like size makes a pattern."""
+    """Up to two single events are listed; a third of similar size makes a pattern."""
     extra = once(30, 5_000.0) + once(70, 4_000.0)
     two = diagnose_time(window(COUNT, **{**USUAL, "input": 1.0 + extra}))
     stall = found("STALL", two)
@@ -93,7 +93,7 @@ def test_two_stalls_are_both_reported_and_three_are_jitter() -> None:
 
 
 def test_stall_does_not_hide_jitter_nor_count_as_such() -> None:
-    """A stall among slow steps of 200 ms: the stall is told by itself, the period of the others is right."""
+    """A stall among slow steps of 200 ms is reported separately, and the period of the others is right."""
     slow = made.every(10, 200.0, COUNT, offset=5)
     findings = diagnose_time(
         window(COUNT, **{**USUAL, "forward": 15.0 + slow, "input": 1 + once(50, 2_000.0)})
@@ -182,7 +182,7 @@ def test_stall_after_the_exchange_counts_once(ranks: int) -> None:
     assert "JITTER" not in kinds(findings)
 
 
-def test_stall_of_a_rank_that_nobody_waits_for_is_found() -> None:
+def test_stall_of_a_rank_that_no_other_waits_for_is_found() -> None:
     """Not coupled: only one rank is late, and the typical rank does not show it."""
     own = usual(4, forward=lambda rank: once(60, 20_000.0) if rank == 2 else 0.0)
     stall = found("STALL", uncoupled(own).step_time.issues)

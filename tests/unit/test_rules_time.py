@@ -508,7 +508,7 @@ def test_every_window_has_sorted_findings_with_complete_sentences(seed: int) -> 
     ("busy", "words", "advice"),
     [(28.0, "thread was busy", "profile"), (2.0, "thread was idle", "sleeps, blocking")],
 )
-def test_busy_and_idle_unattributed_time_are_told_apart(busy: float, words: str, advice: str) -> None:
+def test_unattributed_time_is_called_busy_or_idle(busy: float, words: str, advice: str) -> None:
     """A training thread that computes there needs a profiler; one that sleeps needs another look."""
     found = first(window(forward=70.0, wait=30.0, busy_wait=busy, overhead=0.0))
     assert words in found.summary

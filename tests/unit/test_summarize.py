@@ -199,7 +199,7 @@ def test_rank_killed_before_its_first_step_is_named_by_the_launcher(
     assert failed_early((1, -1, text)).reason == expected
 
 
-def test_error_of_a_rank_that_recorded_is_told_once() -> None:
+def test_error_of_a_rank_that_recorded_is_reported_once() -> None:
     """Its own recording has the same exception: that one counts, with its step."""
     error = {"kind": "error", "message": "ValueError: in step 51", "time_ns": 5}
     rank = made.rank(made.steps(50, **USUAL), pid=7, events=[error])

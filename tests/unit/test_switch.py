@@ -464,7 +464,7 @@ def test_a_thread_that_never_blocked_was_at_work(kind: type[PythonSwitch]) -> No
 
 
 @BOTH
-def test_work_before_a_forward_pass_is_told_apart_from_sleep(kind: type[PythonSwitch]) -> None:
+def test_work_before_a_forward_pass_is_not_taken_for_sleep(kind: type[PythonSwitch]) -> None:
     """In every wait place, not only after a forward pass, CPU time is known once long gaps are usual."""
     d = Driver(kind)
     for _ in range(8):

@@ -582,7 +582,7 @@ def test_functional_models_have_steps(recorder: Recorder, has_optimizer: bool) -
 
 
 def test_micro_batches_of_the_first_step_are_not_steps(recorder: Recorder, make_training: Make) -> None:
-    """Until the first optimizer step nobody knows that one comes: then they are one step after all."""
+    """Backward passes before the first optimizer step wait: if one comes, they are one step after all."""
     model, optimizer, loader = make_training(24)
     for index, (x, y) in enumerate(loader, 1):
         nn.functional.mse_loss(model(x), y).backward()

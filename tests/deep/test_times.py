@@ -221,7 +221,8 @@ def test_a_model_that_is_replaced_gives_way(deep: Recorder) -> None:
 
 
 def test_a_layer_that_runs_in_some_steps_only_counts_in_part(deep: Recorder) -> None:
-    """As with stochastic depth: its time per step is that of its calls times how often there is one."""
+    """A layer that runs in some steps, as with stochastic depth: its time per step is that of its calls times
+    how often it runs."""
 
     class Sometimes(nn.Module):
         def __init__(self) -> None:

@@ -201,7 +201,7 @@ def cpu_in(server: Server, seconds: float) -> float:
 
 
 def test_a_page_hears_of_a_dead_run(tmp_path: Path) -> None:
-    """A run whose processes are gone is shown as such, although nobody wrote that it ended."""
+    """A run whose processes are gone is shown as ended, although nothing recorded that it ended."""
     run = going_on(tmp_path / "logs")
     manifest = run.folder / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "monitor_pid": 2**31 - 1}))

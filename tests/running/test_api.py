@@ -108,7 +108,7 @@ def run_directly(folder: Path, *words: str, **more: Any) -> subprocess.Completed
 
 
 def test_init_adds_no_child_that_a_script_would_wait_for(tmp_path: Path) -> None:
-    """A script that collects its children until there is none left comes to an end."""
+    """A script that waits until it has no more children comes to an end."""
     script = write(
         tmp_path,
         """

@@ -77,8 +77,8 @@ def test_a_rule_added_to_a_rules_file_is_applied_and_documented(
 
 
 def test_the_example_in_the_documentation_is_a_working_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The function and the row of docs/contributing.md, as they stand there, warn on one side of the
-    threshold and say nothing on the other."""
+    """The function and the row of docs/contributing.md, copied unchanged, warn above the threshold and not
+    below it."""
     steps = PAGE.read_text().partition("## Add a diagnosis")[2]
     blocks = re.findall(r"^ +```python\n(.*?)^ +```", steps, re.MULTILINE | re.DOTALL)
     function, row = (textwrap.dedent(block) for block in blocks[:2])

@@ -73,7 +73,8 @@ def test_lack_of_cores_comes_before_any_other_advice(kind: str) -> None:
     ],
 )
 def test_rival_for_the_cores_is_named(use: dict[str, Any], words: str) -> None:
-    """The run itself if its threads are more than the cores; else other work, as far as it was seen."""
+    """The rival is the run itself if it has more threads than cores, otherwise other work, if any was
+    seen."""
     assert words in first(CoreUse(cores=2, wait_share=0.5, run_busy=1.0, **use)).action
 
 

@@ -411,7 +411,8 @@ def test_ranks_that_average_every_few_steps_wait_for_each_other() -> None:
 
 
 def test_rank_with_work_that_the_others_do_not_have_is_never_balanced() -> None:
-    """It makes up for it elsewhere, so nobody waits and no gain is promised; but it is reported."""
+    """The rank makes up for it elsewhere, so the others do not wait and no gain is promised; but it is
+    reported."""
     own = usual(4, input=only(0, 12.0), forward=only(0, -12.0))
     primary = coupled(own).primary_diagnosis
     assert (primary.status, primary.severity, primary.ranks) == ("STRAGGLER", "warn", [0])

@@ -345,7 +345,7 @@ def test_stall_and_bound_are_ordered_by_what_they_cost_the_run(ms: float, order:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_stall_of_a_run_without_a_bound_is_the_only_finding(phase: str) -> None:
-    """2 s in one step of a healthy run: no bound is made of it, and the gain is that of the stall."""
+    """One step of 2 s in a healthy run is not reported as a bound, and the gain is that of the stall."""
     findings = diagnose_time(stalled(phase, 50, 2_000.0))
     assert first_kinds(findings) == ["STALL"]
 
@@ -474,7 +474,7 @@ def test_long_time_before_the_first_or_after_the_last_step_is_reported(
     seconds: float, share: float, delay: float, is_long: bool
 ) -> None:
     """A run that spends most of its time outside its steps is not BALANCED. Short starts and ends, and those
-    on a machine without free cores, are nobody's fault."""
+    on a machine without free cores, are not reported."""
     sentences = {
         "start": ("LONG_START", "The first step began after 30.0 s, 80.0 % of the run"),
         "end": ("LONG_END", "After the last step (100) the command went on for 30.0 s, 80.0 % of the run"),

@@ -455,7 +455,8 @@ def test_few_operations_explain_only_a_part_of_a_long_gap(kind: type[PythonSwitc
 
 @BOTH
 def test_a_thread_that_never_blocked_was_at_work(kind: type[PythonSwitch]) -> None:
-    """On a busy machine a loss waits for a core: without a block it is the model's time all the same."""
+    """On a busy machine a loss waits for a core. If the thread never blocked, that is the model's time,
+    too."""
     d = Driver(kind)
     for _ in range(8):
         operations = _step(10_000_000, 3_000_000)

@@ -1108,7 +1108,7 @@ static PyObject *Block_enter(Block *b, PyObject *unused) {
         if (began) own_cost(s, now_ns(s) - began);
         Py_RETURN_NONE;
     }
-    if (cfg.enter_block == NULL) Py_RETURN_NONE; /* nobody records */
+    if (cfg.enter_block == NULL) Py_RETURN_NONE; /* nothing records */
     PyObject *found = PyObject_CallNoArgs(cfg.enter_block);
     if (found == NULL) return NULL;
     if (PyObject_TypeCheck(found, (PyTypeObject *)cfg.switch_type)) {

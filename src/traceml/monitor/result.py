@@ -16,6 +16,7 @@ from traceml.analyze.window_arrays import Before
 from traceml.errors import failsafe, printable
 from traceml.files import sound, write_atomic
 from traceml.present import page
+from traceml.present.columns import fitting
 from traceml.present.text import render
 from traceml.recording.tail import Tail, live_tail
 from traceml.runs.manifest import SUMMARY_JSON, SUMMARY_PAGE, SUMMARY_TEXT, Manifest
@@ -108,7 +109,8 @@ def finish(
     for name in views:
         failsafe(f"writing {name}", None)(write_view)(name)
     if not quiet:
-        sys.stderr.write("\n" + failsafe("rendering the summary", "")(render)(summary))
+        with fitting(sys.stderr):
+            sys.stderr.write("\n" + failsafe("rendering the summary", "")(render)(summary))
         sys.stderr.flush()
     home = settle()
     if not quiet:

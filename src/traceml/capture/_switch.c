@@ -134,7 +134,7 @@ typedef struct {
     Py_ssize_t live_at;
 } Switch;
 
-static volatile int truncated; /* somebody cut off the file that the rows go to */
+static volatile int truncated; /* another program cut off the file that the rows go to */
 
 enum { OWN_NS, OWN_STEPS, OWN_PASSES, OWN_SWITCHES };
 #define SAMPLE_EVERY 16
@@ -842,7 +842,7 @@ static int count_batch(Switch *s, PyObject *batch) {
     return 1;
 }
 
-/* Tell the session, without losing the exception that is on its way. */
+/* Call the session, without losing the exception that is on its way. */
 static void tell_failed(Seam *m, int way) {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);

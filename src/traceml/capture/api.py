@@ -67,7 +67,7 @@ def start_monitor(
     command += more
     command += ["--", *(getattr(sys, "orig_argv", None) or [sys.executable, *sys.argv])]
     environment = dict(os.environ)
-    if _is_interactive():  # nobody hangs between two cells of a notebook
+    if _is_interactive():  # a pause between two cells of a notebook is no hang
         environment.setdefault("TRACEML_STALL_AFTER", str(IDLE_S))
     process = subprocess.Popen(
         command,

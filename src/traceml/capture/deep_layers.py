@@ -246,7 +246,7 @@ class Held:
     def __init__(self, known: Iterable[int]) -> None:
         """`known`: storages that are counted elsewhere, such as parameters."""
         self._known = set(known)
-        self._left: dict[int, int] = {}  # bytes of each storage that nobody has counted yet
+        self._left: dict[int, int] = {}  # bytes of each storage that are not counted yet
         self._seen: set[tuple[int, int, int]] = set()
 
     def add(self, tensor: Any) -> int:

@@ -69,9 +69,9 @@ class PythonSwitch(_Unusual):
     ) -> None:
         self.clock, self.thread_clock = clock, thread_clock
         self.count_nodes: Callable[[], int] | None = None  # operations that autograd has recorded so far
-        self.thread = -1  # nobody: every call passes straight through
+        self.thread = -1  # none: every call passes straight through
         self.show_in(bytearray(1), 0)
-        self.mark: Callable[[int], None] | None = None  # device clock: told which slot just ended
+        self.mark: Callable[[int], None] | None = None  # device clock: called with the slot that just ended
         self.totals, self.current = _ZEROS.copy(), c.WAIT_START
         self.begin = self.since = clock()
         self.watch = [
@@ -79,7 +79,7 @@ class PythonSwitch(_Unusual):
         ] * slots.PLACES  # for each wait place: how often long gaps were seen there
         self.watching = 0  # places whose gaps are watched
         self.looks = False  # what watched gaps use is read in this step
-        self.looks_left = 0  # for so many steps in a row; below 0, in one of slots.LOOK_EVERY
+        self.looks_left = 0  # in this many steps in a row; below 0, in one of slots.LOOK_EVERY
         self.long_ns = self.span_ns = (
             0  # time in gaps above slots.LOOK_ALWAYS_NS, and in all, of the last steps
         )

@@ -28,7 +28,7 @@ def _numbers(*names: str) -> frozenset[int]:
 
 LEFT_ALONE: Final = _numbers(
     *("SIGKILL", "SIGSTOP"),  # cannot be caught
-    *("SIGTSTP", "SIGTTIN", "SIGTTOU"),  # the kernel stops the whole job at once: nobody does that better
+    *("SIGTSTP", "SIGTTIN", "SIGTTOU"),  # the kernel stops the whole job at once
     *("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"),  # faults of our own
     *("SIGPIPE", "SIGXFSZ", "SIGWINCH", "SIGURG", "SIGCHLD"),  # ignored by Python or by default
 )

@@ -103,7 +103,7 @@ def serve(app: ASGIApp, listener: socket.socket, watchers: Watchers, is_companio
         limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=LAST_WORD_S,
     )
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # clients that go away are nobody's business
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # clients that go away are no error
     server = _Server(config, watchers)
 
     async def run() -> None:

@@ -96,7 +96,7 @@ class Watched:
             try:
                 message = await self.newest()
             except CommandError:
-                return  # the page asks again, and is told why
+                return  # the page asks again and gets the reason
             if message != sent:
                 sent, sent_at = message, time.monotonic()
                 yield b"data: "

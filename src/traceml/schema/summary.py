@@ -313,7 +313,7 @@ class Layer:
     activation_bytes: float | None = None
     activation_total_bytes: float | None = None
     hidden: int = 0  # modules inside a compiled one, which run as a part of it
-    worst: RankValue = field(default_factory=RankValue)  # all passes of the layer, without those inside it, in ms
+    worst: RankValue = field(default_factory=RankValue)  # all passes of the layer itself, in ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,9 +58,9 @@ def failsafe(
 ) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """The only broad handler: an error of ours is reported once and training goes on.
 
-    An exception of the user's passes, wherever it strikes: one that a signal handler raised while our code
-    ran, or one of a class that neither Python nor a library of ours defines. `any_library` is for calls of
-    ours into another library, such as a tracker: its exceptions are then ours as well.
+    User exceptions always pass: one that a signal handler raised while our code ran, or one of a class that
+    neither Python nor a library of ours defines. `any_library` is for calls of ours into another library,
+    such as a tracker; then its exceptions count as ours.
     """
 
     def decorate(function: Callable[..., R]) -> Callable[..., R]:

@@ -14,7 +14,7 @@ READ_FLAGS: Final = (
     os.O_RDONLY
     | getattr(os, "O_BINARY", 0)
     | getattr(os, "O_CLOEXEC", 0)
-    | getattr(os, "O_NONBLOCK", 0)  # else opening a FIFO waits for somebody who writes
+    | getattr(os, "O_NONBLOCK", 0)  # else opening a FIFO waits for a writer
     | getattr(os, "O_NOCTTY", 0)
 )
 LARGEST: Final = 2**62

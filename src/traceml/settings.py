@@ -198,7 +198,7 @@ def resolve(
 
 
 def for_training(settings: Settings) -> dict[str, str]:
-    """What the training process is told, as variables; empty if it was not asked for."""
+    """The variables for the training process; empty if nothing was asked for."""
     every = settings.report_every if settings.report_to else None
     return {
         DEEP_VARIABLE: "1" if settings.deep else "",

@@ -87,7 +87,7 @@ def test_slower_rank_is_named_and_waiting_ranks_are_not() -> None:
 
 @pytest.mark.parametrize("slower", [True, False])
 def test_of_two_ranks_the_one_that_changed_is_named(slower: bool) -> None:
-    """Whether r1 gets slower or is mended: it is named, and r0, which waits for it, is not."""
+    """Whether r1 gets slower or is fixed: it is named, and r0, which waits for it, is not."""
     even, late = ranked([40, 40], [0, 0]), ranked([40, 70], [30, 0], seed=1)
     found = compared(even, late) if slower else compared(late, even)
     assert [m.ranks for m in found.moved] == [[1]]

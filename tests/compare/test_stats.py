@@ -41,7 +41,7 @@ def test_interval_contains_the_estimate_and_the_true_change() -> None:
 
 
 def test_one_slow_block_does_not_change_the_typical_step() -> None:
-    """A block that is ten times as slow does not change the median. The mean it does."""
+    """A block that is ten times as slow does not change the median, but it changes the mean."""
     quiet = blocks(10)
     typical, mean = (spread([quiet], [[*quiet[:-1], 100.0]], center) for center in (np.median, np.mean))
     assert typical is not None

@@ -102,7 +102,7 @@ def test_identical_steady_runs_are_no_change() -> None:
     assert compared(summary(seed=1), summary(seed=2)).verdict == NO_CHANGE
 
 
-def test_run_compared_with_itself_is_said_to_be() -> None:
+def test_run_compared_with_itself_is_reported_as_such() -> None:
     """The same file on both sides, or a copy of it; runs of the same name are different runs."""
     run = summary(100.0, means=blocks(100.0, noise=0.5))
     one = RunRef("demo", "logs/demo/final_summary.json", started_at="2026-01-01T10:00:00", steps=60)

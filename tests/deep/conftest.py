@@ -46,7 +46,7 @@ class HandClock:
 
 
 class Work(torch.autograd.Function):
-    """Takes so many milliseconds of the hand clock, forward and backward."""
+    """Takes this many milliseconds of the hand clock, forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, forward_ms: float, backward_ms: float) -> torch.Tensor:

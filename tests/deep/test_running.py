@@ -103,7 +103,7 @@ def test_example_shows_its_layers(tmp_path: Path, pure: str) -> None:
 
 @pytest.mark.timed
 def test_ddp_names_layer_and_rank(tmp_path: Path, preloaded: PreloadedTraceml) -> None:
-    """Two ranks: the slow layer is found on its rank, and waiting for that rank is nobody's layer time."""
+    """Two ranks: the slow layer is found on its rank, and waiting for that rank is no layer's time."""
     (tmp_path / "train.py").write_text(DDP)
     words = ("run", "--deep", "train.py", "--nproc-per-node", "2", "--run-name", "run")
     done = preloaded(*words, cwd=tmp_path)

@@ -63,14 +63,15 @@ def test_long_runs_are_sampled_ever_more_rarely(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_ranks_that_choose_differently_still_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rarer one's steps are among the other's, so that nobody waits for two samples."""
+    """The steps of the rank that samples less often are among those of the other, so no rank waits for two
+    samples."""
     often, rarely = (planned(cost, 1_000, 20_000, monkeypatch) for cost in (500, 3_000))
     assert len(rarely) < len(often)
     assert set(rarely) <= set(often)
 
 
 def test_steps_between_samples_see_nothing_of_deep_mode(deep: Recorder) -> None:
-    """In a step that is not sampled the seams have nobody to call."""
+    """In a step that is not sampled, the wrappers call nothing of deep mode."""
     deep.session.deep._next = 10**9
     deep.session.switch.layers = None
     deep.session.deep._sample = None

@@ -43,7 +43,7 @@ def test_time_is_that_of_the_innermost_layer_and_totals_have_the_rest(deep: Reco
     assert found["body.2"].backward_share == 6 / 20
 
 
-def test_loss_outside_of_modules_is_nobodys_backward(deep: Recorder) -> None:
+def test_loss_outside_of_modules_is_backward_of_no_layer(deep: Recorder) -> None:
     """A functional loss is not charged to the last layer."""
     deep.train(Layer3(1, 2), loss=lambda out: Work.apply(out, 3, 4).sum())
     section = deep.found()
@@ -90,7 +90,7 @@ def test_recursion_counts_inner_calls_once(deep: Recorder) -> None:
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_recomputation_is_told_apart_from_forward(deep: Recorder, use_reentrant: bool) -> None:
+def test_recomputation_is_not_counted_as_forward(deep: Recorder, use_reentrant: bool) -> None:
     """Under checkpointing a layer's forward counts once; what is computed again in backward is apart."""
 
     class Saving(nn.Module):
@@ -221,7 +221,8 @@ def test_a_model_that_is_replaced_gives_way(deep: Recorder) -> None:
 
 
 def test_a_layer_that_runs_in_some_steps_only_counts_in_part(deep: Recorder) -> None:
-    """As with stochastic depth: its time per step is that of its calls times how often there is one."""
+    """A layer that runs in some steps, as with stochastic depth: its time per step is that of its calls times
+    how often it runs."""
 
     class Sometimes(nn.Module):
         def __init__(self) -> None:
@@ -240,7 +241,7 @@ def test_a_layer_that_runs_in_some_steps_only_counts_in_part(deep: Recorder) -> 
 
 
 def test_large_graphs_are_left_alone(deep: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph with too many nodes is not looked at: no sample, and training goes on."""
+    """A graph with too many nodes is left out: no sample, and training goes on."""
     monkeypatch.setattr(deep_layers, "MOST_NODES", 2)
     deep.train(Nested())
     assert deep.samples() == []

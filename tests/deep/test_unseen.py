@@ -236,5 +236,6 @@ def test_a_failure_of_ours_ends_deep_mode_only(
     monkeypatch.setattr(deep_layers, "nodes_of", broken)
     deep.train(Layer3(1, 2), steps=8)
     assert deep.session.step >= 8
-    assert deep.session.switch.layers is None or deep.samples() == []
+    assert deep.session.switch.layers is None
+    assert deep.samples() == []
     assert "deep mode failed (KeyError: 'ours'); training goes on" in capsys.readouterr().err

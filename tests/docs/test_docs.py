@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.unit.test_imports import ALLOWED
+from traceml.analyze.diagnose import all_rules
 from traceml.capture.patches import DEVICE_PATCHES, FUNCTION_PATCH, PATCHES
 from traceml.integrations import seams
 
@@ -24,7 +25,9 @@ def test_the_diagnoses_page_is_current() -> None:
 def test_every_diagnosis_explains_itself() -> None:
     """No rule without a sentence of its own on the page."""
     page = (ROOT / "docs" / "diagnoses.md").read_text()
-    for kind, text in re.findall(r"^`([A-Z0-9_]+)`\.(.*)", page, re.MULTILINE):
+    found = dict(re.findall(r"^`([A-Z0-9_]+)`\.(.*)", page, re.MULTILINE))
+    assert set(found) == {rule.kind for rules in all_rules().values() for rule in rules}
+    for kind, text in found.items():
         assert len(text.strip()) > 20, f"{kind} has no docstring"
 
 

@@ -76,7 +76,7 @@ def hand_written() -> str:
 
 
 def test_every_command_is_shown_in_a_guide() -> None:
-    """A command that only the reference lists is one that nobody finds."""
+    """Every command is on another page than the reference, too, because users would not find it there."""
     text = hand_written()
     assert [c.name for c in COMMANDS if not c.hidden and f"traceml {c.name}" not in text] == []
 

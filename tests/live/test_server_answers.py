@@ -60,7 +60,7 @@ def test_the_list_is_that_of_traceml_runs(logs: Path) -> None:
 
 
 def test_an_ended_run_has_its_final_summary(logs: Path) -> None:
-    """The summary is that of the file, and the state says that it is over."""
+    """The summary is the one in the file, and the state says that the run is over."""
     with served(logs.parent) as server:
         answer = server.ask("api/run/before").json()
         assert answer["live"]["state"] == "finished"

@@ -114,7 +114,7 @@ def test_address_and_browser_can_be_chosen(
     assert (tmp_path / "opened").exists() == (not words)
 
 
-def test_a_killed_server_is_nobodys_loss(tmp_path: Path) -> None:
+def test_a_killed_server_harms_neither_training_nor_monitor(tmp_path: Path) -> None:
     """kill -9 of the server: training, summary and exit code are those of any other run."""
     shown = Dashboard(tmp_path)
     os.kill(shown.server, signal.SIGKILL)

@@ -33,8 +33,8 @@ def at(server: Server, place: str) -> str:
 
 
 def test_the_page_follows_a_run_and_compares_two(tmp_path: Path) -> None:
-    """New steps and the end appear by themselves; list and comparison work; the policy stands in nobody's
-    way: no error in the console, and no request to anybody but the server."""
+    """New steps and the end appear without a reload; list and comparison work. The policy blocks nothing that
+    the page needs: no error in the console, and no request to another server."""
     logs = tmp_path / "logs"
     finished(logs, before="slow", after="fast")
     run = going_on(logs, ranks=8)

@@ -50,7 +50,7 @@ def test_an_ended_run_is_sent_once(tmp_path: Path) -> None:
 
 
 def test_a_removed_run_closes_its_stream(tmp_path: Path) -> None:
-    """Nobody is told that it ended, and asking again says that it is not there."""
+    """The stream does not say that the run ended, and asking again says that it is not there."""
     run = going_on(tmp_path / "logs")
     with served(tmp_path) as server:
         page = server.events(NEWS)
@@ -74,7 +74,7 @@ def test_many_pages_cost_one_look(tmp_path: Path) -> None:
         assert {list(page)[-1][0] for page in pages} == {"end"}
 
 
-def test_pages_that_do_not_read_hold_up_nobody(tmp_path: Path) -> None:
+def test_pages_that_do_not_read_delay_no_other(tmp_path: Path) -> None:
     """Others get their news, nothing piles up in memory, and a slow page skips what it had no time for."""
     run = going_on(tmp_path / "logs", ranks=256)
     with served(tmp_path) as server:
@@ -175,7 +175,7 @@ def test_strangers_cannot_use_up_the_server(tmp_path: Path) -> None:
         assert server.memory() - before < 20_000_000
 
 
-def test_a_run_that_nobody_watches_is_not_read(tmp_path: Path) -> None:
+def test_a_run_without_a_watcher_is_not_read(tmp_path: Path) -> None:
     """With the last page closed, the server rests: it uses next to no CPU time."""
     going_on(tmp_path / "logs", ranks=512)
     with served(tmp_path) as server:
@@ -201,7 +201,7 @@ def cpu_in(server: Server, seconds: float) -> float:
 
 
 def test_a_page_hears_of_a_dead_run(tmp_path: Path) -> None:
-    """A run whose processes are gone is shown as such, although nobody wrote that it ended."""
+    """A run whose processes are gone is shown as ended, although nothing recorded that it ended."""
     run = going_on(tmp_path / "logs")
     manifest = run.folder / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "monitor_pid": 2**31 - 1}))

@@ -48,7 +48,8 @@ def test_output_is_settled_as_a_terminal_would(text: str, lines: list[str]) -> N
 )
 @examples(200)
 def test_any_output_fits_and_is_printable(text: str, width: int, most: int) -> None:
-    """Whatever a training prints: at most so many rows, none wider than the panel, nothing that controls."""
+    """Whatever a training prints: at most the given number of rows, none wider than the panel, no control
+    characters."""
     rows = folded(settled(text), width, most)
     assert len(rows) <= most
     assert all(row.isprintable() and columns(row) <= width for row in rows)

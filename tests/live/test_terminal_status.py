@@ -140,6 +140,7 @@ def test_a_run_in_the_usual_mode_has_no_view(tmp_path: Path) -> None:
     """`--mode=summary` starts no view and prints nothing until the end."""
     running = counter(tmp_path, signal.SIGUSR1)
     children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+    assert children
     assert not any(b"\0watch\0" in Path(f"/proc/{child}/cmdline").read_bytes() for child in children)
     _, err = stop(tmp_path, running)
     assert err.startswith("\n-----")

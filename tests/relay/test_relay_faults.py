@@ -83,7 +83,7 @@ def test_killed_node0_resumes(kills: int, node0: Path, node1: Path) -> None:
 @SHORT_OR_LONG
 @pytest.mark.parametrize("way", ["silence", "cut"])
 @pytest.mark.usefixtures("impatient")
-def test_link_cut_and_mended(
+def test_link_cut_and_restored(
     way: str,
     cut_s: float,
     serve: Callable[..., RelayServer],

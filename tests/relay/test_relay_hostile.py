@@ -290,7 +290,7 @@ def test_nonsense_costs_its_sender_only(
 def test_key_decides_which_node_speaks(
     serve: Serve, intrude: Callable[..., Intruder], node0: Path, tmp_path: Path
 ) -> None:
-    """The same name sent by two nodes lands in two files: nobody writes into another node's."""
+    """The same name sent by two nodes lands in two files: no node writes into another node's."""
     server = serve()
     for node_rank in (1, 2):
         peer = intrude(server, RUN_KEY.client(node_rank))

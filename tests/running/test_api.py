@@ -108,7 +108,7 @@ def run_directly(folder: Path, *words: str, **more: Any) -> subprocess.Completed
 
 
 def test_init_adds_no_child_that_a_script_would_wait_for(tmp_path: Path) -> None:
-    """A script that collects its children until there is none left comes to an end."""
+    """A script that waits until it has no more children comes to an end."""
     script = write(
         tmp_path,
         """
@@ -127,7 +127,7 @@ def test_init_adds_no_child_that_a_script_would_wait_for(tmp_path: Path) -> None
     assert (done.returncode, done.stdout) == (0, "left set()\n"), done.stderr
 
 
-def test_a_notebook_is_told_where_it_records_and_prints_its_report(tmp_path: Path) -> None:
+def test_a_notebook_says_where_it_records_and_prints_its_report(tmp_path: Path) -> None:
     """Cells in an interactive Python: init() names the folder, and report() prints to standard output."""
     write(tmp_path, "", name="cells.py")
     cells = """

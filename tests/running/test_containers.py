@@ -80,7 +80,8 @@ def test_a_live_container_keeps_its_run(tmp_path: Path) -> None:
 
 
 def test_process_1_of_a_container_passes_signals_on(tmp_path: Path) -> None:
-    """`docker stop` signals process 1 alone, which the kernel shields from what it does not handle."""
+    """`docker stop` signals only process 1, and the kernel withholds signals from it that it does not
+    handle."""
     running = started(tmp_path)
     (monitor,) = (
         int(p) for p in Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()

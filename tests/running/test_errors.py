@@ -186,7 +186,8 @@ def test_a_full_disk_stays_out_of_a_script_that_skips_failing_batches(tmp_path: 
 
 
 def test_closed_standard_files_stay_closed(tmp_path: Path) -> None:
-    """`>&- 2>&-`: what the script writes to descriptors 0 to 2 fails as ever, and reaches no file of ours."""
+    """`>&- 2>&-`: what the script writes to descriptors 0 to 2 fails as it would without TraceML, and reaches
+    no file of ours."""
     script = write(
         tmp_path,
         """

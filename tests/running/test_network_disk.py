@@ -104,11 +104,11 @@ def test_silent_file_system_costs_a_few_seconds_at_the_start(tmp_path: Path) -> 
     assert json.loads(summary.read_text())["run"]["steps"]["total"] == 20
 
 
-def test_folder_that_stops_answering_holds_nobody_up(
+def test_folder_that_stops_answering_delays_neither_training_nor_monitor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The thread that copies is blocked in the kernel (by a FIFO without a reader): the monitor ends all
-    the same, says where the run is, and copies it later."""
+    """The thread that copies is blocked in the kernel (by a FIFO without a reader). The monitor ends
+    nevertheless, says where the run is, and copies it later."""
     local, home = tmp_path / "local" / "r", tmp_path / "home" / "r"
     for folder in (local, home):
         (folder / "recording").mkdir(parents=True)

@@ -116,7 +116,7 @@ def test_the_summary_of_a_sweep_is_bounded(tmp_path: Path) -> None:
     found = build(tmp_path, {"name": "sweep", "status": "completed"}, final=True)
     assert found.run.recorded_steps == 1_500
     assert len(found.run.ranks.earlier_attempts) == 100
-    assert any("ran 500 times" in note for note in found.run.notes)
+    assert any("were started 500 times" in note for note in found.run.notes)
 
 
 def test_disk_space_of_a_short_process(tmp_path: Path) -> None:

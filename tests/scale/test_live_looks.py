@@ -46,7 +46,7 @@ class Process:
             self._device.write_bytes(layout.header_bytes(c.DEVICE_COLUMNS, header))
 
     def go_on(self, count: int, **columns: int) -> None:
-        """Complete so many steps; `columns` are set to these values in all of them."""
+        """Complete this many steps; `columns` are set to these values in all of them."""
         rows = step_rows(self.step + 1, count, seed=self.rank)
         rows["begin_ns"] += self.clock_ns
         rows["end_ns"] += self.clock_ns

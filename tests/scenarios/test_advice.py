@@ -170,7 +170,7 @@ ADVICE = (
         "two late ranks",
         ("--base", "40"),
         ("--late", "0:input:40", "--late", "1:forward:40"),
-        "Mend all of them",
+        "Fix all of them",
         script="ddp.py",
         ranks=2,
     ),

@@ -63,7 +63,7 @@ ENDS = (
 
 
 @pytest.mark.parametrize("end", ENDS[4:], ids=lambda end: end.name)
-def test_rank_that_ends_is_told_with_how_it_ended(
+def test_rank_that_ends_is_reported_with_how_it_ended(
     tmp_path: Path, preloaded: PreloadedTraceml, end: End
 ) -> None:
     """Whether it was killed, raised, exited or hung: its rank, and never one that only suffered from it."""
@@ -333,4 +333,4 @@ def test_elastic_restarts_are_one_run_judged_by_its_last_attempt(tmp_path: Path)
     account = summary["run"]["accounting"]
     assert account["earlier_attempts_s"] > (15 + 20) * 0.01
     assert sum(account.values()) == pytest.approx(summary["run"]["duration_s"], rel=0.01)
-    assert "The same ranks ran 3 times" in done.stderr
+    assert "The ranks were started 3 times" in done.stderr

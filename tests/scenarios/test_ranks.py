@@ -128,7 +128,9 @@ def test_ranks_that_take_turns_at_being_slow_are_not_blamed_one_by_one(
     assert primary["evidence"]["excess_ms"] == pytest.approx(really(tmp_path, 30, summary, "fault"), rel=0.2)
 
 
-def test_slow_rank_that_changes_is_told_with_its_steps(tmp_path: Path, preloaded: PreloadedTraceml) -> None:
+def test_slow_rank_that_changes_is_reported_with_its_steps(
+    tmp_path: Path, preloaded: PreloadedTraceml
+) -> None:
     """r1 is slow first, later r0: one after the other, not in turns."""
     words = ("--forward", "40", "--moves-at", "30", "--steps", "60")
     summary, done = run(tmp_path, 2, *words, command=preloaded)

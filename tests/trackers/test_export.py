@@ -110,9 +110,7 @@ def test_every_format_has_the_same_rows(trained: Path, tmp_path: Path) -> None:
             assert numbers == [float(v) for v in expected if isinstance(v, (int, float))], column
 
 
-def test_files_go_to_the_run_folder_unless_told_otherwise(
-    trained: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_files_go_to_the_run_folder_by_default(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The default place is named on the screen; an export replaces an earlier one; nothing else is left."""
     for _ in range(2):
         assert main(["export", str(trained), "--to", "sqlite", "--last", "5"]) == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import textwrap
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.unit import made
+from tests.unit.test_rules_system import process_of
 from traceml.analyze.rules import change, memory, ranks, system, time
 from traceml.analyze.rules.rule import Measured, Rule
 from traceml.analyze.summarize import summarize
@@ -18,6 +21,7 @@ from traceml.schema.recorded import RunFacts
 from traceml.schema.summary import WARN, Summary
 
 TOOL = Path(__file__).parents[2] / "tools" / "write_diagnoses.py"
+PAGE = Path(__file__).parents[2] / "docs" / "contributing.md"
 TUPLES = [
     (time, "RULES", "step_time"),
     (ranks, "RULES", "step_time"),
@@ -70,3 +74,17 @@ def test_a_rule_added_to_a_rules_file_is_applied_and_documented(
         "Next: Wait for <share>.\n\nWarning at 10.0 % of the step, critical at 20.0 %.\n"
     )
     assert docs_tool().page().count(entry) == 1
+
+
+def test_the_example_in_the_documentation_is_a_working_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function and the row of docs/contributing.md, copied unchanged, warn above the threshold and not
+    below it."""
+    steps = PAGE.read_text().partition("## Add a diagnosis")[2]
+    blocks = re.findall(r"^ +```python\n(.*?)^ +```", steps, re.MULTILINE | re.DOTALL)
+    function, row = (textwrap.dedent(block) for block in blocks[:2])
+    names = dict(vars(system))
+    exec(function, names)
+    added = eval(row, names)
+    monkeypatch.setattr(system, "PROCESS_RULES", (*system.PROCESS_RULES, *added))
+    said = [process_of(made.process(cpu_delay_percent=p)).diagnosis.status for p in (10.0, 30.0)]
+    assert said == ["NORMAL", "NO FREE CORE"]

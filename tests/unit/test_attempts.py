@@ -143,7 +143,7 @@ def test_summary_says_why_the_earlier_attempt_ended_and_what_it_cost() -> None:
     (attempt,) = run.ranks.earlier_attempts
     assert attempt.steps == 15
     assert attempt.ended_first == EndedFirst(1, 15, "wait")
-    (note,) = [n for n in run.notes if "ran 2 times" in n]
+    (note,) = [n for n in run.notes if "were started 2 times" in n]
     assert "completed 15 steps: r1 ended first, after step 15, in wait; r1: ValueError: bad batch." in note
     assert run.accounting["earlier_attempts_s"] == 8.0
     assert sum(v for v in run.accounting.values() if v is not None) == run.duration_s
@@ -168,7 +168,7 @@ def test_two_trainings_in_sequence_are_not_a_failure() -> None:
     noticed = [ended(first, 3, closed=True), ended(second, 12, closed=True)]
     run = summarize(made.run(first, second, monitor_events=noticed), FACTS).run
     assert run.ranks.earlier_attempts == [Attempt(40)]
-    assert any(note.endswith("they completed 40 steps.") for note in run.notes)
+    assert any(note.endswith("before it completed 40 steps.") for note in run.notes)
 
 
 def test_two_processes_of_a_rank_that_was_not_started_again_cost_no_summary() -> None:

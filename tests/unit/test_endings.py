@@ -142,7 +142,7 @@ def test_signal_tells_the_killed_rank_from_those_that_the_launcher_ended() -> No
     ],
 )
 def test_end_is_reported_as_the_kernel_tells_it(how: dict[str, Any], words: str) -> None:
-    """A signal, a crash and an exit code are told apart."""
+    """A signal, a crash and an exit code are reported differently."""
     ranks = {0: rank(0, events=[raised(GLOO, "backward", 12)]), 1: rank(1)}
     said = describe(ranks, [gone(0, 20, closed=True), gone(1, 10, exact=True, **how)])
     assert said == f"r1 ended first: {words}; r0: {GLOO_IN_BRIEF}"
@@ -193,15 +193,15 @@ def test_first_steps_do_not_tell_backward_from_sync() -> None:
     )
 
 
-def test_ranks_that_one_signal_ended_together_are_nobodys_fault() -> None:
+def test_no_rank_is_blamed_if_one_signal_ended_all() -> None:
     """The launcher was stopped and ended all of them: none crashed, and none was first."""
     ends = [gone(n, 10 + n, exact=True, signal="SIGTERM") for n in range(2)]
     assert describe({0: rank(0), 1: rank(1)}, ends) == (
-        "the launcher, or somebody else, ended the ranks with SIGTERM (r0 after step 15, in forward)"
+        "the launcher, or another process, ended the ranks with SIGTERM (r0 after step 15, in forward)"
     )
 
 
-def test_exception_is_told_with_its_line() -> None:
+def test_exception_is_reported_with_its_line() -> None:
     """The user's line, and the phase that it left, or else where the process was when it ended."""
     place, message = "wait (right after the optimizer step)", "ValueError: bad"
     ends = [gone(1, 20, closed=True, phase=place), gone(0, 70, **ENDED_BY_LAUNCHER)]

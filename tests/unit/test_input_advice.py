@@ -84,7 +84,7 @@ def test_slow_workers_on_idle_cores_get_company() -> None:
     assert found.potential_is_bound is True
 
 
-def test_worker_start_in_each_epoch_is_told_from_slow_batches() -> None:
+def test_worker_start_in_each_epoch_is_not_taken_for_slow_batches() -> None:
     """Epochs of 3 steps whose first one waits for workers to start: keep the workers."""
     starts = frozenset(range(1, 101, 3))
     found = verdict(workers=2, input=every(3, 90.0, 100, otherwise=1.0), forward=30.0, epoch_starts=starts)
@@ -119,7 +119,7 @@ def test_unknown_or_scarce_cores_make_no_promise(use: CoreUse, after_ms: float) 
     assert found.potential_is_bound is True
 
 
-def test_starved_run_is_not_told_to_start_more_processes() -> None:
+def test_starved_run_gets_no_advice_to_start_more_processes() -> None:
     """Threads that wait for a core half of the time: workers would compete for the same cores."""
     starved = CoreUse(cores=2, run_busy=0.5, others_busy=1.5, wait_share=0.5)
     assert "would only compete" in verdict(starved, input=34.0, forward=4.0).action
@@ -129,7 +129,7 @@ def test_starved_run_is_not_told_to_start_more_processes() -> None:
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_loading_that_waits_gets_workers_even_on_starved_cores(workers: int) -> None:
-    """Other work has the cores, but the dataset only sleeps: waiting competes with nobody. No promise."""
+    """Other work has the cores, but the dataset only sleeps, which needs no core. No promise."""
     starved = CoreUse(cores=2, run_busy=0.1, others_busy=1.9, wait_share=0.25)
     found = verdict(starved, workers, input=40.0, forward=6.0)
     assert "compete" not in found.action
@@ -140,7 +140,7 @@ def test_loading_that_waits_gets_workers_even_on_starved_cores(workers: int) -> 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_loading_of_unknown_kind_is_advised_with_a_condition(workers: int) -> None:
-    """Two torch threads want the cores half of the time, and nobody knows what loading did meanwhile."""
+    """Two torch threads want the cores half of the time, and it is unknown what loading did meanwhile."""
     starved = CoreUse(cores=2, threads=2, run_busy=0.8, others_busy=1.2, wait_share=0.4)
     found = verdict(starved, workers, input=20.0, forward=20.0)
     assert (

@@ -50,7 +50,7 @@ def ramps(start: float, end: float, count: int, noise: float, seed: int = 0) -> 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("start", [20.0, -20.0], ids=["from the start", "from the middle"])
 def test_rise_little_by_little_is_a_ramp(count: int, seed: int, start: float) -> None:
-    """A ramp is told from a sudden rise, with where it begins and ends, and both levels."""
+    """A ramp is not taken for a sudden rise; it has its first and last step and both levels."""
     shift = find_shift(ramps(start, 55.0, count, 0.1, seed))
     assert shift is not None
     assert shift.ramp is not None
@@ -80,7 +80,8 @@ def test_sudden_rise_is_no_ramp(count: int, at: float, noise: float) -> None:
 def test_few_sudden_rises_are_no_ramp(count: int) -> None:
     """Three levels after each other are not a steady growth."""
     shift = find_shift(np.array([20.0, 30.0, 40.0])[np.arange(count) * 3 // count] * steady(count) / 10)
-    assert shift is None or shift.ramp is None
+    assert shift is not None
+    assert shift.ramp is None
 
 
 @pytest.mark.parametrize(

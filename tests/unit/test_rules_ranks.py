@@ -234,7 +234,7 @@ def test_rank_slow_in_input_and_compute_is_a_generic_straggler() -> None:
 
 
 @pytest.mark.parametrize(("samples", "is_uneven"), [(32, True), (16, False), (17, False)])
-def test_rank_with_more_data_is_told_so(samples: int, is_uneven: bool) -> None:
+def test_rank_with_more_data_is_reported_with_both_amounts(samples: int, is_uneven: bool) -> None:
     """Twice the samples take twice as long: the sentence has both amounts. A few more explain nothing."""
     own = usual(2, forward=only(1, 20.0), backward=only(1, 15.0))
     found = coupled(own, samples=[16, samples]).primary_diagnosis
@@ -373,19 +373,19 @@ def test_place_of_unattributed_work_is_reported_for_each_rank() -> None:
     assert (
         "r0 36.0 ms on unattributed work (after the forward pass), r1 35.0 ms on optimizer" in primary.summary
     )
-    assert primary.action.startswith("Mend all of them; one alone gains little")
+    assert primary.action.startswith("Fix all of them; fixing one gains little")
 
 
-def test_later_of_two_late_ranks_is_to_be_mended_first() -> None:
+def test_later_of_two_late_ranks_is_to_be_fixed_first() -> None:
     """r0 loses 60 ms in input, r1 30 ms in forward: half of the gain is r0's alone, and that is said."""
     primary = coupled(usual(2, input=only(0, 60.0), forward=only(1, 30.0))).primary_diagnosis
     assert (primary.status, primary.ranks) == ("STRAGGLER", [0, 1])
     assert primary.evidence["cost_ms"] == pytest.approx(60, abs=1)
-    assert primary.action.startswith("Mend r0 first: that alone may gain 30.0 ms.")
+    assert primary.action.startswith("Fix r0 first: that alone may gain 30.0 ms.")
 
 
 @pytest.mark.parametrize("phase", ["input", "backward"])
-def test_rank_that_is_slow_from_some_step_on_is_told_with_these_steps(phase: str) -> None:
+def test_rank_that_is_slow_from_some_step_on_is_reported_with_these_steps(phase: str) -> None:
     """r1 becomes slow in the middle of the run: since when is part of the sentence."""
     later = made.series(0.0, COUNT)
     later[50:] = 40.0
@@ -411,11 +411,12 @@ def test_ranks_that_average_every_few_steps_wait_for_each_other() -> None:
 
 
 def test_rank_with_work_that_the_others_do_not_have_is_never_balanced() -> None:
-    """It makes up for it elsewhere, so nobody waits and no gain is promised; but it is reported."""
+    """The rank makes up for it elsewhere, so the others do not wait and no gain is promised; but it is
+    reported."""
     own = usual(4, input=only(0, 12.0), forward=only(0, -12.0))
     primary = coupled(own).primary_diagnosis
     assert (primary.status, primary.severity, primary.ranks) == ("STRAGGLER", "warn", [0])
-    assert "It is no later than they are" in primary.summary
+    assert "It is still not late" in primary.summary
     assert primary.potential_speedup is None
 
 
@@ -439,7 +440,7 @@ def test_large_sync_share_that_no_rule_judges_gets_a_sentence() -> None:
     assert verdict.kind == "BALANCED"
     (remark,) = [f for f in remarks if f.kind == "SYNC_SHARE"]
     assert remark.severity == "info"
-    assert "is waiting for whichever rank is last" in remark.summary
+    assert "of waiting for whichever rank is last" in remark.summary
     quiet = coupled(usual(8)).step_time.issues
     assert "SYNC_SHARE" not in {f.kind for f in quiet}
     straggling = coupled(usual(8, forward=only(1, 30.0))).step_time.issues
@@ -520,7 +521,7 @@ def test_slow_steps_of_two_ranks_for_two_reasons_are_told(comm_ms: float) -> Non
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 64])
-def test_slow_rank_that_changes_once_is_told_with_its_steps(ranks: int) -> None:
+def test_slow_rank_that_changes_once_is_reported_with_its_steps(ranks: int) -> None:
     """r0 is late in the first half of the run, r1 in the second: no turns, but one after the other."""
     half = np.arange(COUNT) < COUNT // 2
     late = {0: np.where(half, 30.0, 0.0), 1: np.where(half, 0.0, 30.0)}
@@ -539,6 +540,10 @@ def test_ranks_that_work_one_after_the_other_are_not_only_said_to_communicate() 
     assert primary.status == "COMM-BOUND"
     assert "or the ranks work one after the other" in primary.summary
     assert primary.action.startswith("If they are stages of a pipeline, try more micro-batches")
+    issues = coupled(usual(2, input=only(1, 200.0)), comm_ms=40.0).step_time.issues
+    late, exchange = issues
+    assert (late.status, late.ranks) == ("INPUT STRAGGLER", [1])
+    assert (exchange.status, "one after the other" in exchange.summary) == ("COMM-BOUND", False)
     alike = coupled(usual(2), comm_ms=20.0).primary_diagnosis
     assert (alike.status, "one after the other" in alike.summary) == ("COMM-BOUND", False)
 
@@ -581,12 +586,12 @@ def test_gain_of_a_straggler_leaves_out_what_else_it_does_alone() -> None:
 
 
 def test_straggler_without_a_loader_is_not_blamed_for_its_shards() -> None:
-    """Without a loader all that runs before the forward pass counts as input, logging too: the advice says
-    so."""
+    """Without a loader everything that runs before the forward pass counts as input, logging too: the advice
+    says so."""
     own = usual(2)
     own[0] = {**own[0], "input": own[0]["input"] + 20.0}
     found = coupled(own, extra_flags=c.FLAG_INPUT_INFERRED).primary_diagnosis
     assert (found.kind, found.ranks) == ("INPUT_STRAGGLER", [0])
-    assert "all that runs before the forward pass" in found.summary
+    assert "everything that runs before the forward pass" in found.summary
     assert "logging" in found.action
     assert "loader workers" not in found.action

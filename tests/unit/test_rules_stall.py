@@ -95,7 +95,7 @@ def test_stall_in_a_short_run_is_a_warning(count: int) -> None:
 
 
 def test_two_stalls_are_both_reported_and_three_are_jitter() -> None:
-    """Up to two single events are told one by one; a third of like size makes a pattern."""
+    """Up to two single events are listed; a third of similar size makes a pattern."""
     extra = once(30, 5_000.0) + once(70, 4_000.0)
     two = diagnose_time(window(COUNT, **{**USUAL, "input": 1.0 + extra}))
     stall = found("STALL", two)
@@ -109,7 +109,7 @@ def test_two_stalls_are_both_reported_and_three_are_jitter() -> None:
 
 
 def test_stall_does_not_hide_jitter_nor_count_as_such() -> None:
-    """A stall among slow steps of 200 ms: the stall is told by itself, the period of the others is right."""
+    """A stall among slow steps of 200 ms is reported separately, and the period of the others is right."""
     slow = made.every(10, 200.0, COUNT, offset=5)
     findings = diagnose_time(
         window(COUNT, **{**USUAL, "forward": 15.0 + slow, "input": 1 + once(50, 2_000.0)})
@@ -198,7 +198,7 @@ def test_stall_after_the_exchange_counts_once(ranks: int) -> None:
     assert "JITTER" not in kinds(findings)
 
 
-def test_stall_of_a_rank_that_nobody_waits_for_is_found() -> None:
+def test_stall_of_a_rank_that_no_other_waits_for_is_found() -> None:
     """Not coupled: only one rank is late, and the typical rank does not show it."""
     own = usual(4, forward=lambda rank: once(60, 20_000.0) if rank == 2 else 0.0)
     stall = found("STALL", uncoupled(own).step_time.issues)
@@ -355,7 +355,7 @@ def test_stall_does_not_raise_the_numbers_of_a_bound(phase: str) -> None:
     assert bound.summary == alone.summary
     assert bound.evidence == alone.evidence
     assert bound.severity == CRIT
-    assert "8.00 ms of a 20.0 ms step" in bound.summary
+    assert "8.00 ms of each 20.0 ms step" in bound.summary
 
 
 BOUNDS = {"input": "INPUT_BOUND", "wait": "WAIT_HEAVY"}
@@ -375,7 +375,7 @@ def test_stall_and_bound_are_ordered_by_what_they_cost_the_run(ms: float, order:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_stall_of_a_run_without_a_bound_is_the_only_finding(phase: str) -> None:
-    """2 s in one step of a healthy run: no bound is made of it, and the gain is that of the stall."""
+    """One step of 2 s in a healthy run is not reported as a bound, and the gain is that of the stall."""
     findings = diagnose_time(stalled(phase, 50, 2_000.0))
     assert first_kinds(findings) == ["STALL"]
 
@@ -507,7 +507,7 @@ def test_long_time_before_the_first_or_after_the_last_step_is_reported(
     seconds: float, share: float, delay: float, is_long: bool
 ) -> None:
     """A run that spends most of its time outside its steps is not BALANCED. Short starts and ends, and those
-    on a machine without free cores, are nobody's fault."""
+    on a machine without free cores, are not reported."""
     sentences = {
         "start": ("LONG_START", "The first step began after 30.0 s, 80.0 % of the run"),
         "end": ("LONG_END", "After the last step (100) the command went on for 30.0 s, 80.0 % of the run"),

@@ -184,7 +184,7 @@ def test_a_manifest_that_cannot_be_read_is_empty(tmp_path: Path, data: bytes | N
 
 
 def test_who_is_alive() -> None:
-    """We are; nobody is not."""
+    """This process is; an id that no process has is not."""
     assert is_alive(os.getpid())
     assert not is_alive(DEAD_PID)
 

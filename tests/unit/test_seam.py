@@ -61,7 +61,7 @@ def test_unusual_call_is_the_twins() -> None:
 
 @pytest.mark.parametrize("where", ["inside a phase", "another thread"])
 def test_call_that_is_not_ours_passes_straight_through(where: str) -> None:
-    """Nothing is charged and nobody is told."""
+    """Nothing is charged, and the session is not called."""
     made = Made(lambda: 5)
     if where == "inside a phase":
         made.switch.current = c.FORWARD
@@ -74,7 +74,7 @@ def test_call_that_is_not_ours_passes_straight_through(where: str) -> None:
 
 
 def test_exception_passes_with_its_own_traceback() -> None:
-    """The phase is left, the session is told, and no frame of ours is in the traceback."""
+    """The phase is left, the session is called, and no frame of ours is in the traceback."""
 
     def original() -> None:
         raise ValueError("the user's own")

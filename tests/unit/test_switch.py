@@ -455,7 +455,8 @@ def test_few_operations_explain_only_a_part_of_a_long_gap(kind: type[PythonSwitc
 
 @BOTH
 def test_a_thread_that_never_blocked_was_at_work(kind: type[PythonSwitch]) -> None:
-    """On a busy machine a loss waits for a core: without a block it is the model's time all the same."""
+    """On a busy machine a loss waits for a core. If the thread never blocked, that is the model's time,
+    too."""
     d = Driver(kind)
     for _ in range(8):
         operations = _step(10_000_000, 3_000_000)
@@ -480,7 +481,7 @@ def test_waiting_for_a_core_is_shared_like_the_time_in_which_the_thread_ran(
 
 
 @BOTH
-def test_work_before_a_forward_pass_is_told_apart_from_sleep(kind: type[PythonSwitch]) -> None:
+def test_work_before_a_forward_pass_is_not_taken_for_sleep(kind: type[PythonSwitch]) -> None:
     """In every wait place, not only after a forward pass, CPU time is known once long gaps are usual."""
     d = Driver(kind)
     for _ in range(8):

@@ -7,11 +7,16 @@ The golden files are what a reader sees. After an intended change, update them w
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
+import struct
+import termios
 import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 import msgspec
@@ -22,6 +27,7 @@ from hypothesis import strategies as st
 from tests.fuzz import examples
 from tests.unit import made
 from traceml.analyze.summarize import summarize
+from traceml.present.columns import fitting
 from traceml.present.text import render
 from traceml.schema.catalog import Metric
 from traceml.schema.recorded import RunFacts, RunRecording
@@ -306,3 +312,19 @@ def test_unknown_severity_or_unit_of_a_newer_version_is_tolerated() -> None:
         usual, primary_diagnosis=replace(usual.primary_diagnosis, severity="catastrophic"), catalog=catalog
     )
     assert rendered(newer)[3] == "Verdict  INPUT-BOUND"
+
+
+@pytest.mark.parametrize("terminal", [80, 100, 250])
+def test_sentences_fit_the_terminal(terminal: int) -> None:
+    """A terminal of 80 columns breaks no sentence, title or rule in the middle. Tables keep their width."""
+    summary = SUMMARIES["two_ranks_on_gpus"]()
+    leader, follower = pty.openpty()
+    with os.fdopen(leader, "wb"), os.fdopen(follower, "w") as screen:
+        fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 24, terminal, 0, 0))
+        with fitting(screen):
+            shown = rendered(summary)
+    usual = rendered(summary)
+    assert max(map(len, shown)) == min(terminal, 100)
+    assert len(usual[0]) == 100
+    said, expected = (" ".join(takewhile(bool, lines[3:])).split() for lines in (shown, usual))
+    assert said == expected

@@ -145,7 +145,7 @@ def test_a_submodule_can_be_watched(modules: Path) -> None:
 
 
 def test_two_watches_do_not_ask_each_other_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each asks all other finders, the other watch among them: the module is found and both are told."""
+    """Each asks all other finders, the other watch among them: the module is found, and both are called."""
     (tmp_path / "watched_by_two.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))

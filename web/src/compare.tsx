@@ -5,9 +5,9 @@ import { Bullets, Card, type Figure, Figures, Head, Legend, Line, Ribbon, Table,
 
 /** The tone and the sign of each verdict. */
 const VERDICTS: Record<string, [tone: string, sign: string]> = {
-  IMPROVEMENT: ["good", "▼ "],
-  REGRESSION: ["crit", "▲ "],
-  MIXED: ["warn", "◆ "],
+  IMPROVEMENT: ["good", "▼"],
+  REGRESSION: ["crit", "▲"],
+  MIXED: ["warn", "◆"],
   INCONCLUSIVE: ["none", ""],
 };
 const MOVED = ["", "Phase", "A", "B", "Delta", "Others"];
@@ -31,7 +31,7 @@ export function CompareView({ comparison: found, shift, tables }: Compared) {
   const [tone, sign] = VERDICTS[found.verdict] ?? ["info", ""];
   const badge = (
     <span class={`badge big ${tone}`}>
-      <span aria-hidden="true">{sign}</span>
+      {sign && <span aria-hidden="true">{sign}</span>}
       {found.verdict}
     </span>
   );

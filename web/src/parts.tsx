@@ -53,6 +53,12 @@ export function TableCard(
   );
 }
 
+/** A sentence in which backticks mark code. */
+export function Words({ text }: { text: string }) {
+  const parts = text.split("`");
+  return <>{parts.length % 2 ? parts.map((part, at) => (at % 2 ? <code key={at}>{part}</code> : part)) : text}</>;
+}
+
 /** A card with sentences, if there are any. */
 export function Bullets({ id, title, lines }: { id: string; title: string; lines: string[] }) {
   if (!lines.length) return null;
@@ -60,7 +66,9 @@ export function Bullets({ id, title, lines }: { id: string; title: string; lines
     <Card id={id} title={title}>
       <ul>
         {lines.map((line, at) => (
-          <li key={at}>{line}</li>
+          <li key={at}>
+            <Words text={line} />
+          </li>
         ))}
       </ul>
     </Card>
@@ -87,11 +95,13 @@ export function Head({ title, tone, label, why, next, first, children, rail }: H
         {first}
         <div role="status" aria-live="polite" class="said">
           <p class="label">{label}</p>
-          <p class="why">{why}</p>
+          <p class="why">
+            <Words text={why} />
+          </p>
         </div>
         {next && (
           <p class="next">
-            <b>Next</b> {next}
+            <b>Next</b> <Words text={next} />
           </p>
         )}
         {children}
@@ -224,10 +234,13 @@ export function Findings({ name, issues, first }: { name: string; issues: Findin
     <ul class="findings">
       {others.map((issue, at) => (
         <li key={`${issue.kind}${at}`}>
-          <Badge finding={issue} /> <span class="why">{issue.summary}</span>
+          <Badge finding={issue} />{" "}
+          <span class="why">
+            <Words text={issue.summary} />
+          </span>
           {issue.severity !== "info" && (
             <p class="next">
-              <b>Next</b> {issue.action}
+              <b>Next</b> <Words text={issue.action} />
             </p>
           )}
         </li>

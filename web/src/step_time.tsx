@@ -55,7 +55,8 @@ export function Breakdown({ summary, phases, legend }: { summary: Summary; phase
   const barOf = (name: string, side: "median" | "worst", rank: Num) => {
     const member = ranks[String(rank)]?.metrics;
     const value = (key: string): Num => (member ? member[key] : metrics[key]?.[side].value) ?? null;
-    const pieces = phases.map((phase) => ({ phase, value: value(phase.key), share: metrics[phase.key]?.share ?? null }));
+    const share = (key: string): Num => (several ? null : (metrics[key]?.share ?? null)); // shares are no rank's own
+    const pieces = phases.map((phase) => ({ phase, value: value(phase.key), share: share(phase.key) }));
     return { name: several ? `${name} ${fmt.rank(rank)}` : name, step: value("step_ms"), pieces };
   };
   const bars = [barOf("Median", "median", pivot?.median.rank ?? null)];

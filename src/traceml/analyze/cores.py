@@ -1,7 +1,7 @@
 """Whether the run had the CPU cores that it asked for, and who had them instead.
 
-Who is the rival is decided by what the run asks for: if its own threads and workers are more than the cores,
-it competes with itself, whoever else is there. Only one machine is looked at, that of the monitor.
+What the run asks for decides who its rival is: with more threads and workers than cores, the run competes
+with itself, whatever else runs there. Only the monitor's machine is examined.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,10 +23,10 @@ ALL_CORES: Final = 0.9
 """Threads that want less than this share of the cores do not compete for them."""
 IDLE_CORES: Final = 0.75
 BUSY_SHARE: Final = 0.7
-"""Threads that compute for a smaller share of the time do not lack company."""
+"""More threads do not help threads that compute for a smaller share of the time."""
 STRETCHED: Final = ("INPUT_BOUND", "WAIT_HEAVY", "COMPUTE_BOUND", "BALANCED")
-"""Diagnoses of where the time goes: a lack of cores stretches every phase, so it comes first in what to do.
-Those that compare steps or ranks subtract the delay themselves."""
+"""A lack of cores stretches every phase, so these diagnoses advise to free cores first. Those that compare
+steps or ranks subtract the delay themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,14 @@ class CoreUse:
 
     @property
     def idle_share(self) -> float:
-        """Of the time: a process neither ran nor waited for a core, at least; 0 if that is not known."""
+        """The least share of the time in which a process neither ran nor waited for a core; 0 if unknown."""
         if self.run_busy is None:
             return 0.0
         return max(0.0, 1 - self.run_busy / self.processes - self.wait_share)
 
     @property
     def rival(self) -> str:
-        """Who has the cores that the run lacks, and what to do about it; empty if nobody was seen."""
+        """What has the cores that the run lacks, and what to do about it; empty if nothing was seen."""
         cores, processes, workers, busy = self.cores, self.processes, self.workers, self.others_busy or 0.0
         threads, others = processes * self.threads, ""
         if self.throttled_share >= WARN_SHARE:
@@ -96,7 +96,7 @@ class CoreUse:
 
     @property
     def more_threads(self) -> int | None:
-        """Torch threads per process that idle cores would allow; None if there are none to speak of."""
+        """Torch threads per process that idle cores would allow; None if too few are idle."""
         free, wanted = self.free, self.processes * self.threads
         if not self.on_cpu or free is None or free < IDLE_CORES:
             return None
@@ -185,7 +185,7 @@ def _cores_of(processes: Iterable[RankRecording]) -> int:
 
 
 def consider_cores(finding: Finding, use: CoreUse) -> Finding:
-    """The finding with what a lack of cores, or idle ones, mean for it."""
+    """The finding, adjusted for a lack of cores or for idle ones."""
     finding = _idle_model(finding, use)
     if finding.kind in STRETCHED and use.is_short:
         waited = f"The threads waited for a core {fmt.share(use.wait_share)} of the time."
@@ -206,8 +206,8 @@ def _cores_first(finding: Finding, use: CoreUse, why: str, action: str) -> Findi
 
 
 def _starved_rank(finding: Finding, use: CoreUse) -> Finding:
-    """A rank that is slower than the others may only have had fewer cores than they, if that explains most of
-    its excess. One that has more work also waits for cores more often."""
+    """A slow rank may only have had fewer cores than the others, if that explains most of its excess. A rank
+    with more work also waits for cores more often."""
     waits = {} if finding.evidence.get("uneven_work") else use.rank_waits
     mine = [waits[rank] for rank in finding.ranks if rank in waits]
     others = [share for rank, share in waits.items() if rank not in finding.ranks]
@@ -233,8 +233,8 @@ def _idle_model(finding: Finding, use: CoreUse) -> Finding:
         return finding
     return replace(
         finding,
-        summary=f"{finding.summary} But {fmt.share(idle)} of the time its process only waited.",
-        action="Look for sleeps, locks and reads inside the model, its hooks or the optimizer, which are no "
+        summary=f"{finding.summary} But its process was idle {fmt.share(idle)} of the time.",
+        action="Look for sleeps, locks and reads inside the model, its hooks or the optimizer: they are not "
         f"computation. {finding.action}",
         evidence={**finding.evidence, "idle_share": idle},
     )

@@ -20,7 +20,7 @@ STEPS_FOR_CRITICAL: Final = 20
 TOO_SHORT_SHARE: Final = 0.10
 """If TraceML's own cost is a larger share of the step than this, the step is too short to judge."""
 ALIKE: Final = 0.98
-"""A mean that is a smaller share of the mean of all steps than this is told apart from it."""
+"""A mean below this share of the mean of all steps is reported beside it."""
 
 
 def all_rules() -> dict[str, tuple[Rule[Any], ...]]:

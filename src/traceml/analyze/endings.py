@@ -16,7 +16,7 @@ from traceml.schema.summary import EndedFirst, Section
 
 TOGETHER_NS: Final = 500_000_000
 SAME_MOMENT_NS: Final = 20_000_000
-"""A process takes about this long to end: which of several ranks that end within it was first is unknown."""
+"""A process takes about this long to end. Of ranks that end within it, the first one is unknown."""
 WAITING_FOR_OTHERS: Final = c.PHASES[c.SYNC].key
 EXCHANGES: Final = (c.PHASES[c.BACKWARD].key, c.PHASES[c.SYNC].key)
 OF_PEERS: Final = (
@@ -36,7 +36,7 @@ LEARNING: Final = 3
 """In its first steps a rank does not know yet which of its gradients is the last."""
 SOURCE_LINE: Final = re.compile(r"\[[\w./-]+:\d+\] ")
 OF_LAUNCHERS: Final = ("ChildFailedError", "CalledProcessError", "SignalException")
-"""Raised by a process that only started another one: that one knows why."""
+"""Raised by a process that only started another one; the other one has the reason."""
 LAUNCHER_LIST: Final = re.compile(r"\brank *: (\d+) \(local_rank: \d+\)\s+exitcode *: (-?\d+)")
 TRACEBACK: Final = "Traceback (most recent call last)"
 BY_SIGNAL: Final = 128
@@ -50,12 +50,12 @@ def ended_first(ranks: Ranks, noticed: Events, absent: Sequence[int] = ()) -> En
     """The rank that ended first, its last step, and where it was. `noticed` is what the monitors saw, and
     `absent` are ranks that left no recording.
 
-    A rank on which an exchange failed is left out: that is the echo of another rank's end. So is one that
-    ended well, if another one did not. Of the others, those that end within half a second of the first are
-    considered together. Among them, in this order: the one that was gone or raised before the others, if the
-    kernel gave the time; one that raised an error of its own; one that a signal killed; one that no launcher
-    ended; one that was killed while it was not waiting for others. If none of them ended by itself, it may
-    have been an absent one.
+    A rank on which an exchange failed is left out, because that only echoes another rank's end. A rank that
+    ended well is left out if another did not. Of the others, those that end within half a second of the first
+    are considered together. The choice among them, in this order: the one that was gone or raised before the
+    others, if the kernel gave the time; one that raised an error of its own; one that a signal killed; one
+    that the launcher did not end and that was not waiting for others; any that the launcher did not end. If
+    none of them ended by itself, it may have been an absent rank.
     """
     ended, errors = _ends(ranks, noticed), _errors(ranks)
     echoes = {rank for rank, event in errors if is_echo(event)} if len(ranks) + len(absent) > 1 else set()
@@ -98,8 +98,8 @@ def _errors(ranks: Ranks) -> list[tuple[int, RecordedEvent]]:
 
 
 def _clearly_first(ended: Events, ranks: Ranks, own: dict[int, RecordedEvent]) -> list[RecordedEvent]:
-    """The one that was clearly gone, or had raised, before the others, if one machine gave all times. The
-    order in which a launcher ends the ranks that are left says nothing."""
+    """The rank that was clearly gone, or had raised, before the others, if all times are from one machine.
+    The order in which a launcher ends the remaining ranks says nothing."""
     if not all(e.exact or e.rank in own for e in ended) or len({ranks[e.rank].node for e in ended}) != 1:
         return []
     at = sorted((own[e.rank].time_ns if e.rank in own else e.time_ns, n) for n, e in enumerate(ended))
@@ -163,7 +163,7 @@ def _how(first: EndedFirst, ranks: Ranks, ends: Events) -> str:
         which = f"r{first.rank} was " if late - {first.rank} else ""
         return f"other ranks gave up waiting for {_names(sorted({first.rank, *late}))} ({which}{where})"
     if first.together and first.signal == BY_LAUNCHER:
-        return f"the launcher, or somebody else, ended the ranks with {BY_LAUNCHER} (r{first.rank} {where})"
+        return f"the launcher, or another process, ended the ranks with {BY_LAUNCHER} (r{first.rank} {where})"
     if first.together:
         return f"several ranks were killed or crashed at the same time (r{first.rank} {where})"
     who = f"r{first.rank} ended first: it" if several else f"r{first.rank}"
@@ -189,8 +189,8 @@ def _raised(end: RecordedEvent, ranks: Ranks) -> bool:
 
 
 def first_error(ranks: Ranks) -> tuple[int, str, RecordedEvent] | None:
-    """The rank, message and event of the first exception. One from an exchange comes last, since it may only
-    echo another rank's end; its message is cut to what happened, without torch's advice."""
+    """The rank, message and event of the first exception. One from an exchange comes last, because it may
+    only echo another rank's end. Its message is cut to what happened, without torch's advice."""
     errors = _errors(ranks)
     if not errors:
         return None
@@ -202,8 +202,8 @@ def first_error(ranks: Ranks) -> tuple[int, str, RecordedEvent] | None:
 
 def is_echo(event: RecordedEvent) -> bool:
     """Whether another rank's end or delay caused it: torch.distributed raised it (DistBackendError,
-    DistStoreError, ...), or a RuntimeError is about a peer. Python's own ConnectionResetError is not: it is
-    about a file server, not about a rank."""
+    DistStoreError, ...), or a RuntimeError is about a peer. Python's own ConnectionResetError is not an echo:
+    it is about a server, not about a rank."""
     kind, _, message = str(event.message).lower().partition(":")
     words = OF_CONNECTIONS if event.during in EXCHANGES else OF_PEERS
     of_torch = kind.startswith("dist") and kind.endswith("error")
@@ -241,8 +241,8 @@ def when(event: RecordedEvent) -> int:
 def early_failure(recording: RunRecording) -> RecordedEvent | None:
     """The exception that ended the command before its process had a recording.
 
-    Among ranks the first one, because the others may fail only since it is gone. Else the last one: a helper
-    that fails before does not end the command.
+    Of several ranks the first one, because the others may fail only because it is gone. Otherwise the last
+    one, because a helper that fails earlier does not end the command.
     """
     recorded = {r.pid for r in recording.ranks}
     errors = [e for e in recording.early_events if e.kind == "error" and e.pid not in recorded]
@@ -253,7 +253,7 @@ def early_failure(recording: RunRecording) -> RecordedEvent | None:
 
 
 def is_of_launcher(error: RecordedEvent) -> bool:
-    """Whether a process failed only because one that it started did."""
+    """Whether a process failed only because a process that it had started did."""
     return any(name in _line(error).partition(":")[0] for name in OF_LAUNCHERS)
 
 
@@ -279,7 +279,7 @@ def _first_failure(message: str) -> str:
 
 
 def _line(error: RecordedEvent) -> str:
-    """Its message in one line; of a message that holds another process's traceback, the last one."""
+    """Its message in one line; the last line if the message contains another process's traceback."""
     lines = str(error.message).strip().splitlines() or [""]
     return (lines[-1] if any(TRACEBACK in line for line in lines) else " ".join(lines)).strip()[:500]
 
@@ -298,7 +298,7 @@ def explain(section: Section, recording: RunRecording, ranks: Ranks, facts: RunF
 
 
 def _what_was_seen(recording: RunRecording, ranks: Ranks, facts: RunFacts) -> tuple[str, str]:
-    """What is said and what to do; empty if there is nothing to add."""
+    """The sentence and the advice; empty if there is nothing to add."""
     failed = next((e for e in recording.early_events if e.kind == "capture_failed"), None)
     if failed is not None and not ranks:
         return f"Nothing was recorded, because {failed.message}.", _REPORT_IT
@@ -360,7 +360,7 @@ _SEEN: Final = {
         "Check the command: TraceML records PyTorch trainings in the processes that it starts.",
     ),
 }
-"""How far the command came, the furthest first: what is said, and what to do."""
+"""How far the command came, the furthest first: the sentence, and the advice."""
 _NO_PYTHON: Final = (
     "No Python process started under TraceML: the command does not run Python, or its Python ignores the "
     "environment (-I, -E, -S). Nothing was recorded.",

@@ -14,13 +14,14 @@ from traceml.schema.summary import Layer, Layers, RankValue
 
 MOST_LAYERS: Final = 200
 MOST_RANKS: Final = 64
-"""Of more ranks, an even selection is looked at."""
+"""With more ranks than this, an even selection of them is used."""
 NEW_MODEL_SAMPLES: Final = 3
-"""So many samples without any layer of the ones before: the model was replaced."""
+"""If this many samples have no layer of the samples before, the model was replaced."""
 DIFFERS_FACTOR: Final = 1.5
 DIFFERS_SHARE: Final = 0.05
 FEWEST_SAMPLES: Final = 4
-"""A rank is named for a layer from so many samples on, if it takes so much longer there."""
+"""A rank is named for a layer if it has at least this many samples and takes this many times as long
+there."""
 MOST_NAMED: Final = 3
 TIMES: Final = tuple(name for name in c.LAYER_COLUMNS if name != "calls" and "bytes" not in name)
 
@@ -188,7 +189,7 @@ def _layer(
 def _notes(
     rows: list[Layer], longest: _RankLayers, ranks: list[_RankLayers], whole_ns: float, reads_saved: bool
 ) -> list[str]:
-    """What the table does not say by itself."""
+    """Remarks that the table does not show."""
     notes = []
     if longest.before:
         notes.append(f"The model was replaced: this is the one of step {longest.samples[0].step} and later.")

@@ -96,13 +96,13 @@ def _about_the_window(window: Window) -> Iterator[str]:
         )
     if window.steps_inferred:
         yield (
-            "Steps are inferred, because no optimizer of torch.optim was seen to step. A step ends at the "
-            "next batch or forward pass after a backward pass, or with that pass if neither is seen"
+            "Steps are inferred, because no torch.optim optimizer was used. A step ends at the next batch or "
+            "forward pass after a backward pass, or with that pass if neither is seen"
             f"{'' if window.measured(OPTIMIZER) else '; optimizer time is not measured'}."
         )
     if window.input_inferred:
         why = "another thread reads the data loader" if window.loader_on_thread else "no data loader was seen"
-        yield f"Input time is inferred, because {why}: it is what runs {window.input_place}."
+        yield f"Input time is inferred, because {why}: it is everything that runs {window.input_place}."
     if window.count and (share := window.median_share(window.of(NO_GRAD))) >= MOST_SHARE:
         yield (
             f"Forward passes without gradients (a teacher, target, reference or rollout model, or a metric) "
@@ -116,7 +116,7 @@ def _about_the_window(window: Window) -> Iterator[str]:
 
 
 def _late_in_warmup(ranks: Ranks, count: int) -> Iterator[str]:
-    """That the others waited long for one rank in the first steps, which no diagnosis looks at."""
+    """In the first steps, which no diagnosis looks at, the others waited long for one rank."""
     rows = {rank: r.rows[:count] for rank, r in ranks.items() if r.earlier is None and len(r.rows) >= count}
     if not count or len(rows) < 2:
         return
@@ -148,7 +148,7 @@ def _absent(ranks: Ranks, window: Window) -> Iterator[str]:
 
 
 def _stalled(ranks: Ranks, noticed: Sequence[RecordedEvent]) -> Iterator[str]:
-    """The last time ranks stalled and where each of them was; those that did not wait for others first."""
+    """The last stall: where each rank was, starting with ranks that did not wait for others."""
     stalls = [e for e in noticed if e.kind == "stall" and e.rank in ranks]
     if not stalls:
         return
@@ -175,18 +175,18 @@ def _uneven(ranks: Ranks) -> Iterator[str]:
 
 
 def _several_times(attempts: Attempts, earlier: Sequence[Attempt]) -> Iterator[str]:
-    """That several processes trained as the same rank, at the same time or one after the other."""
+    """Several processes trained as the same rank, at the same time or one after the other."""
     for rank in sorted({r.rank for r in attempts.doubles}.intersection(attempts.chosen))[:MOST_LISTED]:
         shown, others = attempts.chosen[rank], sum(r.rank == rank for r in attempts.doubles)
         who = f"as r{rank}" if (shown.identity.world_size or 1) > 1 else "without ranks"
         yield (
-            f"{others + 1} processes trained {who} at the same time. The tables are about pid {shown.pid}; "
-            "the list of trainings has all of them."
+            f"{others + 1} processes trained {who} at the same time. The tables show pid {shown.pid}; the "
+            "list of trainings has all of them."
         )
     if earlier:
         why = f": {earlier[-1].reason}" if earlier[-1].reason else ""
         end = "" if why.endswith((".", "!", "?")) else "."
         yield (
-            f"The same ranks ran {fmt.count(len(attempts.before) + 1)} times; these numbers cover the last "
-            f"time only. The time before, they completed {fmt.steps(earlier[-1].steps)}{why}{end}"
+            f"The ranks were started {fmt.count(len(attempts.before) + 1)} times; these numbers cover only "
+            f"the last attempt. The attempt before it completed {fmt.steps(earlier[-1].steps)}{why}{end}"
         )

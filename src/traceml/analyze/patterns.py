@@ -16,7 +16,7 @@ MOST_SLOW: Final = 0.3
 """More than what is rare (`RARE_SHARE`), so that no number of slow steps is neither jitter nor usual."""
 STALL_FACTOR: Final = 3.0
 STALL_LEAST_NS: Final = 50e6
-"""A stall takes at least so many times the median step, and so much longer: any machine has hiccups."""
+"""A stall takes at least this many times the median step, and this much longer: any machine has hiccups."""
 STRETCH_SHARE: Final = 0.8
 PERIOD_SHARE: Final = 0.8
 LOOSE_FROM: Final = 5
@@ -29,11 +29,11 @@ RAMP_BLOCKS: Final = 50
 RAMP_LEAST_SHARE: Final = 0.2
 """A rise over a shorter part of the steps is sudden."""
 RAMP_LEAVES: Final = 0.3
-"""At most so much of the variation may be left unexplained."""
+"""A line may leave at most this much of the variation unexplained."""
 BURST_SHARE: Final = 0.15
 JUMP_FACTOR: Final = 4.0
 MOST_JUMPED: Final = 0.4
-"""A rise between neighbours of so many times the usual one is a jump; of a ramp, they are a small part."""
+"""A rise between neighbouring blocks of this many times the usual rise is a jump. A ramp has few jumps."""
 CERTAIN_GAIN: Final = 12.0
 """How much better the line must fit, in squared standard errors."""
 
@@ -190,7 +190,8 @@ def find_stretch(indices: NDArray[np.int64]) -> tuple[int, int] | None:
 
 
 def find_runs(values: NDArray[np.intp], most: int) -> list[tuple[int, int, int]]:
-    """(value, first, last) of a series that keeps one value for long and then another, at most so many."""
+    """The stretches (value, first, last) of a series that keeps one value for long and then another; empty
+    unless there are 2 to `most`."""
     if not len(values):
         return []
     begins = np.flatnonzero(np.diff(values, prepend=values[0] - 1))

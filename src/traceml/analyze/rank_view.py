@@ -145,8 +145,8 @@ class RankView:
     @cached_property
     def late_ranks(self) -> LateRanks | None:
         """Set if ranks wait for each other, but not always for the same one, and that costs enough. One of
-        several equal ranks is always last, too: so their ordinary spread, i.e. how early the first one is,
-        does not count, and neither does a lack of cores."""
+        several equal ranks is always last, too. So their ordinary spread (how early the first one is) does
+        not count, and neither does a lack of cores."""
         if not self.waiting_is_known:
             return None
         own = self.window.own_work
@@ -218,8 +218,8 @@ class RankView:
         return float(np.mean(own.values.max(axis=0) - own.most_without(*at))) / 1e6
 
     def saving_in_ms(self, series: RankSeries, at: int) -> float:
-        """What a step would save if this rank spent no more on this than the others do. What else it does
-        alone, such as validation, stays."""
+        """What a step would save if this rank spent no more on this than the others do. Other work that only
+        this rank does, such as validation, stays."""
         own = self.window.own_work
         slowest = own.values.max(axis=0)
         too_much = series.values[at] - series.most_without(at)

@@ -157,7 +157,7 @@ def find_attempts(recordings: Sequence[RankRecording]) -> Attempts:
         elif there is not None:
             attempts.append({n: r for n, r in attempts[-1].items() if spans[id(r)][1] > began})
         attempts[-1][recording.rank] = recording
-    # Attempts without node 0's own ranks come from a node with a wrong clock, or one that lies.
+    # Attempts without node 0's own ranks come from a node with a wrong clock, or from a hostile one.
     own = [any(r.node == 0 for r in attempt.values()) for attempt in attempts]
     attempts = [a for a, has_own in zip(attempts, own, strict=True) if has_own or not any(own)]
     most = [max(steps_of(r) for r in attempt.values()) for attempt in attempts]

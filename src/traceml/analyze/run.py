@@ -117,7 +117,7 @@ def _reason(recording: RunRecording, ranks: dict[int, RankRecording], facts: Run
 
 
 def _how_it_failed(recording: RunRecording, ranks: dict[int, RankRecording]) -> str | None:
-    """The first exception of a rank, or the one that ended a process before it was a rank."""
+    """The first exception of a rank, or the one that ended a process before it became a rank."""
     early = endings.early_failure(recording)
     ended = endings.describe(ranks, recording.monitor_events, absent_ranks(ranks))
     if early is None or (ended is not None and endings.is_of_launcher(early)):

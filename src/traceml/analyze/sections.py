@@ -224,7 +224,7 @@ def system_section(
     view = GaugeView(mean, peak, cores=facts.cores, on_cpu=on_cpu, samples=samples.total, core_use=use)
     calm = "CPU, memory and GPU of the machine show no pressure."
     if (busy := mean["cpu_percent"]) is not None and busy >= ALL_BUSY_PERCENT:
-        calm = f"All cores are busy ({fmt.percent(busy)}), as expected when training on the CPU."
+        calm = f"All cores are busy ({fmt.percent(busy)}). Training on the CPU can cause that."
     elif peak["gpu_util_percent"] is None:
         calm = "CPU and memory of the machine show no pressure (no GPU seen)."
     findings = diagnose_gauges(view, "system", calm)

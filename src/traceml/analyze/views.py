@@ -108,9 +108,9 @@ class TimeView:
 
     @cached_property
     def slowest_steps(self) -> Floats:
-        """For each step the work of the slowest rank, without deliberate outside work, and the exchange. Not
-        the longest step: a rank that stops after an exchange makes the others wait in their next step. A
-        validation or checkpoint that takes far longer than the others is not deliberate."""
+        """For each step, the work of the slowest rank without deliberate outside work, plus the exchange. It
+        is not the longest step, because a rank that stops after an exchange makes the others wait in their
+        next step. A validation or checkpoint that takes far longer than the others does count."""
         window = self.window
         own = window.own_work.values - window.overhead_ns
         deliberate = (window.of(key) for key in (*w.OUTSIDE, *window.user_keys))

@@ -59,8 +59,8 @@ def median_over_ranks(values: Floats) -> Floats:
 
 
 def _every(ranks: int) -> int:
-    """Medians over so many ranks are taken over every n-th of them; n is odd, so that every place within a
-    machine is included."""
+    """The n such that medians over this many ranks use every n-th one. It is odd, so that every place within
+    a machine is included."""
     return 2 * (ranks // (2 * MOST_RANKS_FOR_MEDIAN)) + 1
 
 
@@ -227,7 +227,8 @@ class Window:
 
     @cached_property
     def typical_ms(self) -> dict[str, Floats]:
-        """For each time metric the median over ranks of each step; without what nobody measured."""
+        """For each time metric, the median over ranks of each step. Metrics that no rank measured are left
+        out."""
         if not self.count:
             return {}
         found = {"step_ms": median_over_ranks(self.step_ns)}
@@ -264,7 +265,7 @@ class Window:
 
     @cached_property
     def _some(self) -> slice:
-        """The ranks of which the median rank is found."""
+        """The ranks among which the median rank is chosen."""
         return slice(None, None, _every(len(self.ranks)))
 
     @cached_property

@@ -185,8 +185,8 @@ class WindowArrays:
 
 @dataclass(slots=True)
 class Before:
-    """What a look at a run leaves for the next one, which then looks at new rows only. It never changes what
-    is found: if more than the newest steps has changed, all rows are looked at again."""
+    """What one look at a run keeps for the next one, so that the next one reads only new rows. The result
+    stays the same: if anything but the newest steps has changed, all rows are read again."""
 
     arrays: WindowArrays | None = None
     """The last window's."""

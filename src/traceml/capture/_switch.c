@@ -134,7 +134,7 @@ typedef struct {
     Py_ssize_t live_at;
 } Switch;
 
-static volatile int truncated; /* somebody cut off the file that the rows go to */
+static volatile int truncated; /* another program cut off the file that the rows go to */
 
 enum { OWN_NS, OWN_STEPS, OWN_PASSES, OWN_SWITCHES };
 #define SAMPLE_EVERY 16
@@ -855,7 +855,7 @@ static int count_batch(Switch *s, PyObject *batch) {
     return 1;
 }
 
-/* Tell the session, without losing the exception that is on its way. */
+/* Call the session, without losing the exception that is on its way. */
 static void tell_failed(Seam *m, int way) {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
@@ -1133,7 +1133,7 @@ static PyObject *Block_enter(Block *b, PyObject *unused) {
         if (began) own_cost(s, now_ns(s) - began);
         Py_RETURN_NONE;
     }
-    if (cfg.enter_block == NULL) Py_RETURN_NONE; /* nobody records */
+    if (cfg.enter_block == NULL) Py_RETURN_NONE; /* nothing records */
     PyObject *found = PyObject_CallNoArgs(cfg.enter_block);
     if (found == NULL) return NULL;
     if (PyObject_TypeCheck(found, (PyTypeObject *)cfg.switch_type)) {

@@ -67,7 +67,7 @@ def start_monitor(
     command += more
     command += ["--", *(getattr(sys, "orig_argv", None) or [sys.executable, *sys.argv])]
     environment = dict(os.environ)
-    if _is_interactive():  # nobody hangs between two cells of a notebook
+    if _is_interactive():  # a pause between two cells of a notebook is no hang
         environment.setdefault("TRACEML_STALL_AFTER", str(IDLE_S))
     process = subprocess.Popen(
         command,
@@ -190,7 +190,7 @@ def final_summary(print_text: bool = False, timeout_s: float = SUMMARY_TIMEOUT_S
     if session is None or session.run_dir is None:
         return None
     if session.writer is None and not any(Path(session.run_dir, "recording").glob("*.steps")):
-        say("final_summary has nothing to tell: no training step so far")
+        say("final_summary has nothing to report: no training step so far")
         return None
     with outside_steps(session, _ours(session)):
         found = ask(session.run_dir, timeout_s)

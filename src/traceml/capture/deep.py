@@ -23,18 +23,20 @@ from traceml.capture.switch import Switch
 from traceml.errors import failsafe, say_once
 
 TARGET_SHARE: Final = 0.006
-"""Of the training time: a third of what is promised, because not all that a sample costs can be timed."""
+"""The share of training time that samples may cost. It is a third of what is promised, because not all of a
+sample's cost can be timed."""
 FIRST_STEP: Final = 4
 LEAST_EVERY: Final = 8
 PER_DOUBLING: Final = 16
-"""So many samples each time that the run doubles its length: the recording of a long run stays small."""
+"""How many samples are taken each time that the run doubles its length. So the recording of a long run stays
+small."""
 RECENT: Final = 5
 """Samples whose cost, and steps between them, decide how often to sample: a busy machine has outliers."""
 MOST_PENDING: Final = 4
 MOST_BUSY: Final = 8
-"""How much longer a busy machine may make a step, as far as we believe it."""
+"""The factor by which a busy machine may make a step longer. More than this is not believed."""
 LONGEST_BREAK: Final = 16
-"""After failures in a row, a power of two of steps."""
+"""The longest break after failures in a row, as a power of two of steps."""
 
 
 class Deep:
@@ -57,7 +59,7 @@ class Deep:
         self.step_ended = failsafe("deep mode", None, self._stop)(self._step_ended)
 
     def _stop(self) -> None:
-        """For good: something of ours does not work here."""
+        """Stop deep mode for good, because something of ours does not work here."""
         self._is_off, self._switch.layers, self._switch.visit = True, None, 2**62
         self.step_ended = lambda _now: None
 
@@ -135,7 +137,8 @@ class Deep:
 
 
 def core_wait_ns() -> int:
-    """How long this thread has waited for a core so far: other work must not make our cost look small."""
+    """How long this thread has waited for a core so far. Other work must not make our share of the time look
+    small."""
     try:
         with open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
             return int(file.read(64).split()[1])

@@ -22,7 +22,7 @@ MOST_KNOWN: Final = 1000
 MOST_NODES: Final = 100_000
 """Of one backward pass. A larger graph would take too long to look at."""
 ACCUMULATE: Final = 2**64 - 1
-"""The sequence number of nodes that add up the gradient of a parameter: they run as soon as they can."""
+"""The sequence number of nodes that accumulate the gradient of a parameter. They run as soon as possible."""
 UNSUPPORTED: Final = (RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError)
 """What tensors without a storage raise when asked for it: sparse, of a subclass, not initialized."""
 
@@ -246,11 +246,11 @@ class Held:
     def __init__(self, known: Iterable[int]) -> None:
         """`known`: storages that are counted elsewhere, such as parameters."""
         self._known = set(known)
-        self._left: dict[int, int] = {}  # bytes of each storage that nobody has counted yet
+        self._left: dict[int, int] = {}  # bytes of each storage that are not counted yet
         self._seen: set[tuple[int, int, int]] = set()
 
     def add(self, tensor: Any) -> int:
-        """The bytes that this tensor holds and none before it did."""
+        """The bytes of this tensor that no tensor before it has counted."""
         try:
             tensor = getattr(tensor, "_local_tensor", tensor)  # the part of a sharded one that is here
             storage = tensor.untyped_storage()

@@ -47,7 +47,8 @@ class Sample:
         self.doubtful: list[tuple[int, int]] = []  # calls of passes that may have been validation
         self.reached: set[int] = set()  # calls whose nodes a backward pass ran
         self.trail: list[tuple[int, int, int, int, Any]] = []
-        """Whose the time up to here was (call, phase); our own work from and to; the device's event."""
+        """(call, phase) that the time up to here belongs to; the beginning and end of our own work; the
+        device's event."""
         self.call, self.phase = NOBODY, FORWARD
         self.passes = 0  # backward passes that are running
         self.failed = False
@@ -118,7 +119,7 @@ class Sample:
         return call, outer, phase, self._switch.forwards
 
     def _parent_in_backward(self, module: Any) -> int:
-        """A recomputation stands where the module was called first."""
+        """A recomputation belongs to the place where the module was first called."""
         if self.phase == RECOMPUTE:
             return self.call
         first = self._calls_of.get(id(module), -1)
@@ -150,9 +151,7 @@ class Sample:
         """Find what the nodes hold, and put a hook where backward goes from one layer to another."""
         nodes = deep_layers.nodes_of(deep_layers.roots_of(tensors))
         if nodes is None:
-            say_once(
-                f"deep mode: a graph of more than {deep_layers.MOST_NODES:,} operations is not looked at"
-            )
+            say_once(f"deep mode: a graph of more than {deep_layers.MOST_NODES:,} operations is left out")
             self.failed = True
             return []
         numbers, calls = self._bounds.get(thread, ([], []))

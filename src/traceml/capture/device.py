@@ -48,10 +48,10 @@ class TorchDevice:
         return self._torch.Event(device=self.kind, enable_timing=True)
 
     def memory(self) -> tuple[int, int]:
-        """(allocated, reserved) at the fullest since the last call, as far as it can be told.
+        """The highest (allocated, reserved) since the last call, as far as it can be known.
 
-        Peak statistics belong to the user and are not reset: a new all-time peak is seen as such,
-        otherwise the current value, read where activations are all alive, stands for the peak.
+        Peak statistics belong to the user and are not reset. A new all-time peak is seen as such. Otherwise
+        the current value is used, which is read while all activations are alive.
         """
         if self.kind == "mps":
             now = int(self._backend.current_allocated_memory())

@@ -46,7 +46,8 @@ class EventLog:
         self._early.clear()
 
     def add(self, kind: str, step: int, time_ns: int, duration_ns: int = 0, **facts: Any) -> None:
-        """Record one event; a storm of one kind is cut off, the rows have the totals anyway."""
+        """Record one event. If one kind occurs too often, the rest is not recorded; the rows have the
+        totals."""
         count = self._counts[kind] = self._counts.get(kind, 0) + 1
         if count > MOST_PER_KIND:
             return

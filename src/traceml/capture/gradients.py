@@ -62,7 +62,8 @@ class GradientWatch:
                 self._handles.append(last.register_post_accumulate_grad_hook(self._switch.gradient_ready))
 
     def _seen(self, place: int, parameter: Any) -> None:
-        """While learning: this is the model's last one so far; the switch moves on with each of them."""
+        """While learning: this is the model's last parameter so far, and the switch moves on with each of
+        them."""
         self._last[place] = weakref.ref(parameter)
         self._switch.gradient_ready(parameter)
 

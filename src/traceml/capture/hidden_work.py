@@ -27,7 +27,7 @@ MOST_OUTER_FRAMES: Final = 8
 
 
 def wrap_transform(original: Function, session: Session) -> Function:
-    """`vmap`, `grad` and the like: the passes inside are told apart, what is around them is forward."""
+    """`vmap`, `grad` and the like: passes inside keep their own phase; what is around them is forward."""
     return _forward_work(original, session, TRANSFORM)
 
 
@@ -123,7 +123,7 @@ class OuterOptimizers:
         self._tries, self._is_hooked = OUTER_TRIES, False
 
     def look(self, stepped: Any) -> None:
-        """This optimizer has stepped: wrap the class of the one that called it, if there is one."""
+        """This optimizer has stepped: wrap the class of the optimizer that called it, if there is one."""
         if not self._tries:
             return
         self._tries -= 1

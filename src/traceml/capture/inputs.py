@@ -114,7 +114,7 @@ class Inputs:
         return switch.step, len(self._sizes), switch.fetches, switch.samples, switch.tokens
 
     def handed_over(self, before: tuple[int, int, int, int, int], *batches: Any) -> None:
-        """It gave these. A loader that looks ahead fetches more, or less: what it gave counts."""
+        """The loader gave these batches. They count, not those that a loader which fetches ahead has read."""
         switch, (step, sizes, *counts) = self._switch, before
         if self.feeds_validation:
             return
@@ -130,7 +130,8 @@ class Inputs:
             switch.fetched(*size_of(batch))
 
     def resolve(self, role: int) -> None:
-        """It shows what the open iterators are for, and with them the passes without gradients so far."""
+        """The role of the open iterators is now known, and with it that of the passes without gradients so
+        far."""
         switch, trains = self._switch, role == c.INPUT
         self._session.rename(PENDING_FETCH, role)
         self._session.rename(slots.PENDING_NO_GRAD, c.NO_GRAD if trains else c.VALIDATION)
@@ -193,8 +194,8 @@ class Inputs:
             self._was_input(place)
 
     def enter_after(self, place: int, slot: int) -> int:
-        """Forward work begins, and the time in this place, if it is not 0, was input. What autograd recorded
-        in the gap is forward work all the same."""
+        """Forward work begins. The time in this place, if it is not 0, was input, except for what autograd
+        recorded in the gap, which is forward work."""
         switch = self._switch
         busy_ns = switch.busy_wait_ns
         outer = switch.enter_compute(slot)
@@ -277,11 +278,11 @@ def _rows(array: Any) -> int:
 
 
 class EarlyBatch:
-    """Loops that make the next batch between the forward and the backward pass of this one.
+    """For loops that make the next batch between the forward and the backward pass of this one.
 
-    Where no loader is seen, and much time passes there, the variables of the training loop are looked at in
-    a few steps, then never again: if the tensor that the next forward pass gets was there when the backward
-    pass began, it was made in that gap, and the gap is input.
+    If no loader is seen and much time passes there, the variables of the training loop are examined in a few
+    steps, then never again. If the tensor that the next forward pass gets was there when the backward pass
+    began, it was made in that gap, and the gap is input.
     """
 
     def __init__(self, torch: Any) -> None:

@@ -16,7 +16,7 @@ _UNSURE_PATIENCE: Final = 16
 
 
 class LeadingOptimizer:
-    """Hears of every optimizer step and every training batch; answers whether the step is over."""
+    """Is called for every optimizer step and every training batch; answers whether the step is over."""
 
     def __init__(self) -> None:
         self._cycle: list[int] = []
@@ -103,7 +103,7 @@ class LeadingOptimizer:
         )
 
     def _patience(self) -> int:
-        """How many foreign steps in a row before the old leader counts as retired."""
+        """After this many steps of other optimizers in a row, the old leader counts as retired."""
         if self._rounds >= 4:
             return self._most_others + 1
         return 2 * self._most_others + _UNSURE_PATIENCE

@@ -1,4 +1,4 @@
-"""Training on another thread than the one that is recorded: it moved there, or runs on several at once."""
+"""Training that moved to a thread that is not recorded, or that runs on several threads at once."""
 
 import itertools
 import sys
@@ -14,10 +14,10 @@ from traceml.schema import catalog as c
 
 
 class OtherThread:
-    """Hears of backward passes on threads that are not recorded.
+    """Is called for backward passes on threads that are not recorded.
 
-    One thread's time can be split into phases, not that of several at once. The optimizer steps of the other
-    threads are counted, by a hook of PyTorch's that is there from the first such backward pass on.
+    Only one thread's time can be split into phases. The optimizer steps of other threads are counted by
+    PyTorch's global step hook, which is registered with the first such pass.
     """
 
     def __init__(self) -> None:

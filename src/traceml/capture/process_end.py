@@ -1,4 +1,5 @@
-"""How a training process ends: the exception that ends it, and workers that end without a farewell."""
+"""How a training process ends: with which exception, and for workers that skip `atexit`, the end of their
+recording."""
 
 import os
 import re

@@ -85,7 +85,7 @@ class Session:
         return True
 
     def off(self) -> None:
-        """Stop recording for good; every patch passes straight through from now on."""
+        """Stop recording for good; from now on every patch only passes calls on."""
         self.switch.thread = -1
         self.switch.attention = 0
         self.switch.layers = None
@@ -100,7 +100,7 @@ class Session:
             self.events.add("capture_failed", self.step + 1, time.perf_counter_ns(), message=line)
 
     def look_closer(self) -> None:
-        """Something is unusual: the next forward, backward, fetch and end of step take the long way."""
+        """Something is unusual: the next forward, backward, fetch and end of step use the slow path."""
         self.switch.attention = 1
 
     def loader_starts(self) -> None:

@@ -10,7 +10,7 @@ AFTER_VALIDATION: Final = c.RECORDED_SLOTS
 AFTER_PENDING: Final = c.RECORDED_SLOTS + 1
 """After a forward pass of PENDING_NO_GRAD."""
 TRANSFORM: Final = c.RECORDED_SLOTS + 2
-"""In a transform of torch.func: forward, but passes inside are told apart, as in a user phase."""
+"""In a transform of torch.func: forward, but passes inside keep their own phase, as in a user phase."""
 SLOTS: Final = c.RECORDED_SLOTS + 7
 
 # These are indices from the end, hence negative: like every real phase they are below
@@ -25,7 +25,7 @@ PENDING_GAP: Final = -4
 """Between two of them."""
 FIRST_SLOT: Final = PENDING_GAP
 SKIPPED: Final = c.WAIT_START
-"""A batch that a resumed training skips: nobody waits for input there."""
+"""A batch that a resumed training skips; the time is not input."""
 
 PASS: Final = -9
 """Answer of `enter`: another thread, or already inside a phase; the call passes straight through."""
@@ -34,18 +34,18 @@ SHORT_GAP_NS: Final = 100_000
 LONG_GAP_WEIGHT: Final = 4
 WATCH_FROM: Final = 17
 WATCH_MOST: Final = 64
-"""Reading what the thread has used costs more than all else here, so it is read only where long gaps are
-usual: each one counts 4, each short one in the same place takes 1 back, and from 17 on it is watched. In the
-beginning one is enough."""
+"""Reading the thread's CPU time costs more than everything else here, so it is read only where long gaps are
+usual. Each long gap counts 4, and each short one in the same place takes 1 back. From 17 on the place is
+watched. At first a single one is enough."""
 WATCH_AT_FIRST: Final = WATCH_FROM - LONG_GAP_WEIGHT
 LOOK_ALWAYS_NS: Final = 1_000_000
 LOOK_SHARE: Final = 20
 LOOK_FADE: Final = 8
 LOOK_EVERY: Final = 7
 LOOK_ON: Final = 70
-"""Reading is dear beside gaps below 1 ms. After 70 steps it is done in one step of 7 only, and the gaps of
-others are taken to be alike, unless gaps above 1 ms took a 20th of the time of the last 2**8 steps or so.
-(Our own cost is measured in one step of 16.)"""
+"""Reading costs much compared with gaps below 1 ms. So after 70 steps it is done in one step of 7, and gaps
+in other steps are taken to be alike, unless gaps above 1 ms took a 20th of the time of the last 2**8 steps or
+so. (Our own cost is measured in one step of 16.)"""
 NODE_FACTORS: Final = (1.5, 5.0)
 """How many times as long as a typical operation of the model one between modules, or of a loss, may take."""
 ROW: Final = row_struct(c.STEP_COLUMNS)

@@ -31,7 +31,7 @@ def thread_use() -> tuple[int, int]:
 
 
 class _Unusual:
-    """What a switch is asked for seldom: written here for the one in C, too."""
+    """Rarely used parts of a switch, written here for the one in C, too."""
 
     __slots__ = ()
 
@@ -69,15 +69,15 @@ class PythonSwitch(_Unusual):
     ) -> None:
         self.clock, self.thread_clock = clock, thread_clock
         self.count_nodes: Callable[[], int] | None = None  # operations that autograd has recorded so far
-        self.thread = -1  # nobody: every call passes straight through
+        self.thread = -1  # none: every call passes straight through
         self.show_in(bytearray(1), 0)
-        self.mark: Callable[[int], None] | None = None  # device clock: told which slot just ended
+        self.mark: Callable[[int], None] | None = None  # device clock: called with the slot that just ended
         self.totals, self.current = _ZEROS.copy(), c.WAIT_START
         self.begin = self.since = clock()
         self.watch = [slots.WATCH_AT_FIRST] * slots.PLACES  # how often each place had long gaps
         self.watching = 0  # places whose gaps are watched
         self.looks = False  # what watched gaps use is read in this step
-        self.looks_left = 0  # for so many steps in a row; below 0, in one of slots.LOOK_EVERY
+        self.looks_left = 0  # in this many steps in a row; below 0, in one of slots.LOOK_EVERY
         self.long_ns = self.span_ns = 0  # of the last steps, and in gaps above slots.LOOK_ALWAYS_NS
         # Of the gaps that were read, by place and whether the model follows: time, of it busy, of it work.
         self.uses = [[0.0, 0.0, 0.0] for _ in range(2 * slots.PLACES)]
@@ -117,7 +117,7 @@ class PythonSwitch(_Unusual):
         return self._start(now, slot, outer)
 
     def _start(self, now: int, slot: int, charged: int) -> int:
-        """Begin `slot` at `now`; `charged` is what the device clock is told of the time before."""
+        """Begin `slot` at `now`; `charged` is the slot that the device clock charges the time before to."""
         outer = self.current
         self.since, self.current, self.is_watched = now, slot, False
         self.live[self.live_at] = slot & 255

@@ -26,9 +26,9 @@ from traceml.errors import failsafe, say, say_once
 from traceml.settings import REPORT_EVERY_VARIABLE, REPORT_TO_VARIABLE
 
 ANSWER_S: Final = 10.0
-"""So long the end of a tracker's run waits for the summary,"""
+"""How long the end of a tracker's run waits for the summary,"""
 LOG_S: Final = 20.0
-"""and so long for the tracker to take it."""
+"""and then for the tracker to take it."""
 MLFLOW_FOLDER: Final = "traceml"
 LONGEST_TAG: Final = 5000
 

@@ -21,16 +21,17 @@ FORWARD_SLOTS: Final = {
     PENDING_EVAL: c.FORWARD,
     PENDING_NO_GRAD: c.NO_GRAD,
 }
-"""What a module call may turn out to be, and what it is called if it fails."""
+"""The phases that a module call may turn out to be, and the one that is reported if it fails."""
 
 
 def failure_of(session: Session) -> Failed:
-    """What is told that an exception has left a phase."""
+    """The function that is called when an exception has left a phase."""
     return failsafe("noting an exception", None)(session.phase_failed)
 
 
 def phase(slot: int, never_compiled: bool = False) -> Wrap:
-    """A call that is a phase. What torch.compile skips anyway need not be a function that it sees through."""
+    """A call that is a phase. If torch.compile skips the original anyway, no function that it can trace
+    through is needed."""
 
     def wrap_it(original: Function, session: Session) -> Function:
         inner = timed(original, session.switch, slot, failure_of(session))
@@ -81,10 +82,10 @@ def wrap_module_call(original: Function, session: Session) -> Function:
 
 
 def tell_compiler(module_class: Any) -> None:
-    """torch.compile keeps a note of the plain `Module.__call__` and looks past exactly that one.
+    """torch.compile remembers the plain `Module.__call__` and skips exactly that one.
 
-    While ours is in its place the note says ours, so that the compiler looks past it just the same: it
-    neither traces it nor depends on it.
+    While ours is in its place, it remembers ours, so that the compiler skips it just the same: it neither
+    traces it nor depends on it.
     """
     for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
         module = sys.modules.get(name)
@@ -182,11 +183,10 @@ def wrap_iter(original: Function, session: Session) -> Function:
 
 
 def wrap_optimizer_step(original: Function, session: Session, optimizer_at: int = 0) -> Function:
-    """`step` of an optimizer class, or of a GradScaler: then the optimizer is its argument, and if it is
-    skipped, the training step is over all the same.
+    """`step` of an optimizer class, or of a GradScaler, whose argument is the optimizer.
 
-    An optimizer's is in C without a Python frame, until something is compiled (see `wrap_compiler`), or if it
-    is given a closure.
+    If the scaler skips the optimizer, the training step is over as well. An optimizer's `step` is in C
+    without a Python frame, until something is compiled (see `wrap_compiler`), or if it gets a closure.
     """
     switch, failed = session.switch, failure_of(session)
     stepped = failsafe("end of a step", None, session.off)(session.optimizer_stepped)

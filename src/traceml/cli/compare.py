@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from traceml.files import write_atomic
 from traceml.monitor.result import encode
 from traceml.present import compare as views
 from traceml.present import page
+from traceml.present.columns import fitting
 from traceml.runs import summary_file
 from traceml.runs.summary_file import Reading
 from traceml.schema import fmt
@@ -92,7 +94,8 @@ def main(words: list[str]) -> int:
     logs = Path(given.logs_dir)
     a, b = ([_reading(name, logs) for name in side] for side in _sides(given))
     found = compared(a, b)
-    printed = FORMATS[given.format](found)
+    with fitting(sys.stdout):
+        printed = FORMATS[given.format](found)
     base = _base_path(given.output, a, b)
     with summary_file.or_one_line(base, "written"):
         base.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ usage: traceml deep [options] train.py [options] [--args] [arguments of the scri
 
 The same as `traceml run --deep`: run a training command unchanged, and also measure its layers. In a few
 steps, each layer's forward and backward time is measured, with the memory of its parameters, gradients and
-activations. How many steps are sampled follows from what that costs: less than 2 % of the training.
+activations. Few enough steps are sampled that it adds less than 2 % to the training.
 The options are those of `traceml run`.
 
 examples:

@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def show(text: str, is_json: bool = False) -> None:
-    """Print to standard output, in whatever encoding it has; no complaint if nobody reads it."""
+    """Print to standard output, in any encoding that it has; no error if its reader has gone."""
     out = sys.stdout
     if out is None:  # closed by whoever started us
         return
@@ -91,7 +91,7 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("run", "run a training command and print a diagnosis when it ends"),
     Command("deep", "the same, and measure layers: their time and memory"),
-    Command("watch", "live view of a run that is going on, in the terminal"),
+    Command("watch", "show a running training live in the terminal"),
     Command("view", "print the summary of a run again"),
     Command("compare", "compare two runs: what changed, and is it real or noise"),
     Command("runs", "list the runs in a folder"),

@@ -21,7 +21,7 @@ EVERY_S: Final = 10.0
 
 
 class Watched:
-    """The run, looked at when somebody asks."""
+    """The run, read when a scraper asks."""
 
     def __init__(self, folder: Path) -> None:
         self._look = failsafe("looking at the run", None)(LiveRun(folder).look)

@@ -127,7 +127,7 @@ def _watch(
 
 
 def parse(words: list[str]) -> Parsed:
-    """`[our flags] target [our flags] [--args|--] [the script's flags]`, told apart without guessing.
+    """`[our flags] target [our flags] [--args|--] [the script's flags]`, parsed without guessing.
 
     After a script or `-m module`, our flags are taken up to the first word that is none of them; from there
     on, or after `--args` or `--`, everything belongs to the script. After any other command everything

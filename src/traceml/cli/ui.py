@@ -29,7 +29,7 @@ LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 WILDCARD: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 DESCRIPTION: Final = """\
 Show runs in the browser, finished and running ones, and compare them. The address that is
-printed has a random token: whoever has it can read the runs in this folder, and nobody else."""
+printed has a random token: only someone who has it can read the runs in this folder."""
 EPILOG: Final = """\
 examples:
   traceml ui                    the runs in logs/

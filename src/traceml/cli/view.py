@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -10,6 +11,7 @@ from traceml.cli.main import Parser, show
 from traceml.errors import CommandError, say
 from traceml.files import write_atomic
 from traceml.monitor.result import build, encode, has_more, report, write
+from traceml.present.columns import fitting
 from traceml.present.text import render
 from traceml.runs import summary_file
 from traceml.runs.folder import RECORDING
@@ -53,7 +55,8 @@ def main(words: list[str]) -> int:
         beside = path / SUMMARY_PAGE if os.path.isdir(path) else path.with_suffix(".html")
         write_page(given.html or beside, report(summary))
         return 0
-    show(encode(summary).decode() if given.json else render(summary), is_json=given.json)
+    with fitting(sys.stdout):
+        show(encode(summary).decode() if given.json else render(summary), is_json=given.json)
     return 0
 
 

@@ -14,6 +14,7 @@ from traceml.errors import CommandError, say
 from traceml.monitor import display
 from traceml.monitor.display import OutputTail
 from traceml.monitor.live import LiveRun, find_run
+from traceml.present.columns import fitting
 from traceml.present.text import render, status_line
 from traceml.runs.manifest import OUTPUT_LOG, read_manifest, recorded_at
 from traceml.schema import WATCH_ONLY
@@ -88,7 +89,8 @@ def attach(folder: Path) -> int:
     except KeyboardInterrupt:
         pass
     if not is_companion and app.shown.live is not None and app.shown.live.is_over:
-        show(render(app.shown.live.summary))
+        with fitting(sys.stdout):
+            show(render(app.shown.live.summary))
     return app.return_code or 0
 
 

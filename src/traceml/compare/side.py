@@ -105,5 +105,5 @@ def _compute_ms(run: Summary) -> float | None:
 
 
 def _usual(runs: Runs, of: Callable[[Summary], float | None]) -> float | None:
-    """The mean over the runs of which it is known."""
+    """The mean over the runs that have a value."""
     return mean([value for run in runs if (value := of(run)) is not None])

@@ -56,7 +56,7 @@ def hands_over(original: Function, session: Session, gives: bool = True) -> Func
 
 
 looks_ahead: Final = partial(hands_over, gives=False)
-"""A call that fetches batches and gives none of them."""
+"""A call that fetches batches but returns none of them."""
 
 
 def hands_over_each(original: Function, session: Session) -> Function:
@@ -114,7 +114,7 @@ PATCHES: Final = (
     # of the engine is one step, however often the optimizers inside it step.
     Patch("deepspeed.runtime.engine", "DeepSpeedEngine._take_model_step", wrap_optimizer_step),
     Patch("deepspeed.runtime.engine", "DeepSpeedEngine.save_checkpoint", wrap_save),
-    # The optimizers of fastai and Keras are not torch's. What fastai wraps of torch's is seen anyway.
+    # The optimizers of fastai and Keras are not torch's. Those of torch that fastai wraps are timed already.
     Patch("fastai.optimizer", "Optimizer.step", wrap_optimizer_step),
     Patch("fastai.optimizer", "Optimizer.zero_grad", phase(c.OPTIMIZER)),
     Patch("keras.src.optimizers.base_optimizer", "BaseOptimizer.apply", wrap_optimizer_step),

@@ -21,7 +21,8 @@ from traceml.monitor.signals import Signals
 
 KEYS_WITHIN_S: Final = 2.0
 ESCALATION: Final = ((3, signal.SIGTERM), (4, getattr(signal, "SIGKILL", signal.SIGTERM)))
-"""So many Ctrl-C within KEYS_WITHIN_S: the user wants out. Fewer or slower ones are the script's business."""
+"""This many Ctrl-C within KEYS_WITHIN_S mean that the user wants out. Fewer or slower ones are left to the
+script."""
 START_TRIES: Final = 10
 START_AGAIN_S: Final = 0.05
 

@@ -196,7 +196,7 @@ class Companion:
         return self._process.poll()
 
     def close(self) -> int | None:
-        """End it, and its exit code. It may already have ended by itself."""
+        """End it and return its exit code. It may already have ended."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         else:

@@ -16,6 +16,7 @@ from traceml.analyze.window_arrays import Before
 from traceml.errors import failsafe, printable
 from traceml.files import sound, write_atomic
 from traceml.present import page
+from traceml.present.columns import fitting
 from traceml.present.text import render
 from traceml.recording.tail import Tail, live_tail
 from traceml.runs.manifest import SUMMARY_JSON, SUMMARY_PAGE, SUMMARY_TEXT, Manifest
@@ -91,9 +92,10 @@ def write(folder: Path, summary: Summary) -> None:
 def finish(
     folder: Path, manifest: dict[str, Any], settle: Callable[[], Path], quiet: bool, html: bool = False
 ) -> None:
-    """Make the summary of an ended run, write it, print it to standard error. `settle` says where it is then.
+    """Make the summary of an ended run, write it, print it to standard error. `settle` reports where it was
+    written.
 
-    Each part is guarded by itself: the verdict appears on the screen even if a file cannot be written.
+    Each part is guarded separately: the verdict appears on the screen even if a file cannot be written.
     """
     summary = build(folder, manifest, final=True)
     # The page is large, and `traceml view --html` makes it later.
@@ -107,7 +109,8 @@ def finish(
     for name in views:
         failsafe(f"writing {name}", None)(write_view)(name)
     if not quiet:
-        sys.stderr.write("\n" + failsafe("rendering the summary", "")(render)(summary))
+        with fitting(sys.stderr):
+            sys.stderr.write("\n" + failsafe("rendering the summary", "")(render)(summary))
         sys.stderr.flush()
     home = settle()
     if not quiet:

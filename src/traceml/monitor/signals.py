@@ -28,7 +28,7 @@ def _numbers(*names: str) -> frozenset[int]:
 
 LEFT_ALONE: Final = _numbers(
     *("SIGKILL", "SIGSTOP"),  # cannot be caught
-    *("SIGTSTP", "SIGTTIN", "SIGTTOU"),  # the kernel stops the whole job at once: nobody does that better
+    *("SIGTSTP", "SIGTTIN", "SIGTTOU"),  # the kernel stops the whole job at once
     *("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"),  # faults of our own
     *("SIGPIPE", "SIGXFSZ", "SIGWINCH", "SIGURG", "SIGCHLD"),  # ignored by Python or by default
 )
@@ -71,7 +71,7 @@ class Signals:
         self._waiting.append((number, time.monotonic()))
 
     def sleep(self, seconds: float) -> None:
-        """Until a signal comes (a process of ours ending is one), or so many seconds."""
+        """Wait for a signal (also that a process of ours has ended), at most this many seconds."""
         if self._poll.poll(1000 * seconds):
             os.read(self._wakeup, 4096)
 
@@ -123,7 +123,7 @@ class Witness:
     """A process that only waits in our process group: a signal that reached it was not sent to us alone.
 
     The kernel does not say whether a signal was sent to one process or to its whole group. Without knowing,
-    a signal to the group would reach the command twice: by itself, and once more because we pass it on.
+    a signal to the group would reach the command twice: directly, and once more because we pass it on.
     The witness is a fork of ours that blocks every signal. Signals stay pending there until we ask, so the
     answer does not depend on when it gets the CPU. It sees what the command sees: a terminal's Ctrl-C,
     `kill -TERM -pgid`, `timeout`, and whoever signals every process of a job (Slurm, systemd, `pkill -f`).

@@ -1,17 +1,40 @@
-"""Layout of text: clipping, wrapping and aligned tables within 100 columns."""
+"""Layout of text: clipping, wrapping and aligned tables within 100 columns, or a narrower terminal."""
 
+import os
 import re
 import textwrap
 import unicodedata
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final, TextIO
 
 from traceml.errors import printable
 
 WIDTH: Final = 100
-RULE: Final = "-" * WIDTH
+LEAST_WIDTH: Final = 60
+_width: Final = ContextVar("width", default=WIDTH)
 _UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|pp|ms|µs|s|min|B|[kMGT]B)(?:\W|$))")
 _HELD: Final = "\u00a0"
+
+
+@contextmanager
+def fitting(stream: TextIO | None) -> Iterator[None]:
+    """Lay out what is made inside for the terminal behind this stream; tables keep their width."""
+    try:
+        wide = os.get_terminal_size(stream.fileno()).columns if stream is not None else 0
+    except (OSError, ValueError):
+        wide = 0  # no terminal
+    before = _width.set(max(LEAST_WIDTH, min(wide or WIDTH, WIDTH)))
+    try:
+        yield
+    finally:
+        _width.reset(before)
+
+
+def rule() -> str:
+    """A line across the whole width."""
+    return "-" * _width.get()
 
 
 def columns(text: str) -> int:
@@ -33,16 +56,17 @@ def clip(text: str, most: int = WIDTH) -> str:
 
 def spread(left: str, right: str) -> str:
     """One line with text on both sides; the left one is shortened if there is no room."""
-    right = clip(printable(right), WIDTH * 2 // 3)
-    left = clip(printable(left), WIDTH - 2 - columns(right))
-    return left + " " * (WIDTH - columns(left) - columns(right)) + right
+    width = _width.get()
+    right = clip(printable(right), width * 2 // 3)
+    left = clip(printable(left), width - 2 - columns(right))
+    return left + " " * (width - columns(left) - columns(right)) + right
 
 
 def wrap(lead: str, text: str) -> list[str]:
-    """Lines of at most 100 columns that begin with `lead`. A number stays on one line with its unit."""
+    """Lines that begin with `lead`. A number stays on one line with its unit."""
     text = _UNIT.sub(_HELD, printable(text))
     # With wide characters, only half as many are sure to fit.
-    room = (WIDTH - len(lead)) // 2 if columns(text) > len(text) else WIDTH - len(lead)
+    room = (_width.get() - len(lead)) // (2 if columns(text) > len(text) else 1)
     lines = textwrap.wrap(text, room, break_on_hyphens=False) or [""]
     indent = " " * len(lead)
     return [(indent if i else lead) + line.replace(_HELD, " ") for i, line in enumerate(lines)]

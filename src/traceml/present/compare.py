@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from traceml.present.columns import RULE, page, table, wrap
+from traceml.present.columns import page, rule, table, wrap
 from traceml.schema import fmt
 from traceml.schema.comparison import (
     INCONCLUSIVE,
@@ -73,7 +73,7 @@ def _row(change: Change) -> Row:
 
 def text(found: Comparison) -> str:
     """Verdict, reason, next step, then the table, in at most 100 columns."""
-    lines = [RULE, "TraceML compare", RULE]
+    lines = [rule(), "TraceML compare", rule()]
     lines += [*_side("A", found.a), *_side("B", found.b), "- Format: A -> B | delta = B - A", ""]
     lines += [f"Verdict  {found.verdict}  {shifted(found)}"]
     lines += [*wrap("Why      ", found.why), *wrap("Next     ", found.next), "", *_tables(found)]
@@ -84,7 +84,7 @@ def text(found: Comparison) -> str:
         lines += ["", "Warnings"]
         for warning in found.warnings:
             lines += wrap("  - ", warning)
-    return page([*lines, RULE])
+    return page([*lines, rule()])
 
 
 def _side(letter: str, side: Side) -> list[str]:

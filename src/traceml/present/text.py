@@ -6,7 +6,7 @@ Shorter texts are here too: one line about a running training, and the table of 
 from collections.abc import Sequence
 from typing import Final
 
-from traceml.present.columns import RULE, page, spread, table, wrap
+from traceml.present.columns import page, rule, spread, table, wrap
 from traceml.schema import WATCH_ONLY, fmt
 from traceml.schema import live as state
 from traceml.schema.catalog import Metric
@@ -41,7 +41,7 @@ RUN_HEADS: Final = ("Run", "Date", "Status", "Exit", "Steps", "Step", "Verdict")
 
 def render(summary: Summary) -> str:
     """The whole text, ending in a newline."""
-    lines = [RULE, *_head(summary), RULE, *_verdict(summary)]
+    lines = [rule(), *_head(summary), rule(), *_verdict(summary)]
     has_steps = summary.step_time.diagnosis.kind != "NO_DATA" or not summary.final
     if has_steps:
         lines += ["", *_step_time(summary)]
@@ -56,7 +56,7 @@ def render(summary: Summary) -> str:
         for note in summary.run.notes:
             lines += wrap("  - ", note)
     foot = _foot(summary)
-    return page([*lines, *([""] if foot else []), *foot, RULE])
+    return page([*lines, *([""] if foot else []), *foot, rule()])
 
 
 def _head(summary: Summary) -> list[str]:
@@ -246,7 +246,7 @@ def about_layers(found: Layers) -> str:
 
 
 def layer_sums(found: Layers, shown: int) -> list[str]:
-    """The sums, and what the table does not say by itself."""
+    """The sums, and remarks that the table does not show."""
     rest = f"{fmt.count(found.count)} layers in all; " if found.count > shown else ""
     sums = (
         f"{rest}forward {fmt.ms(found.forward_ms)}, backward {fmt.ms(found.backward_ms)} "

@@ -1,6 +1,6 @@
-"""The files of JSON lines, read again and again: events, and the sampled steps of deep mode.
+"""Reads the files of JSON lines as they grow: events, and the sampled steps of deep mode.
 
-Each complete line is read once. A torn or foreign line costs only itself.
+Each complete line is read once. A torn or foreign line is skipped alone.
 """
 
 import os
@@ -24,7 +24,7 @@ MOST_SAMPLES: Final = 32
 LONGEST_TEXT: Final = 300
 MOST_LAYERS: Final = 20_000
 PIECE_BYTES: Final = 4 * 1024 * 1024
-"""Read at a time. A longer line is none of ours."""
+"""How much is read at a time. A longer line is not ours."""
 NOT_OURS: Final = (msgspec.MsgspecError, ValueError, TypeError, RecursionError)
 
 

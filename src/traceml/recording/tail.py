@@ -275,7 +275,8 @@ class RankTail:
         )
 
     def _own_scale(self, live: Live) -> float | None:
-        """With what cannot be timed in a sampled step, of which the header has the cost."""
+        """Measured over estimated cost of the sampled steps. The part that cannot be timed in them is in the
+        header."""
         if live.own_steps <= 0 or not 0 <= live.own_ns < MOST_OWN_NS * live.own_steps:
             return None  # none sampled, or damaged
         costs = self.header.get("overhead", {})

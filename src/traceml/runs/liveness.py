@@ -88,7 +88,8 @@ def start_time(pid: Any) -> int | None:
 
 
 def sign_of_life(run_dir: Path, manifest: dict[str, Any]) -> str | None:
-    """Of a run that nobody ended: None if it is over all the same, else what a view should note about it."""
+    """For a run that was never marked as ended: None if it is over all the same, else what a view should note
+    about it."""
     lives = monitor_lives(run_dir, manifest)
     if lives:
         return ""
@@ -103,7 +104,7 @@ def sign_of_life(run_dir: Path, manifest: dict[str, Any]) -> str | None:
 
 
 def _still_trains(run_dir: Path, manifest: dict[str, Any]) -> bool:
-    """Whether a rank of this machine goes on, though nobody may watch it any more."""
+    """Whether a rank of this machine is still running, even if no monitor watches it."""
     # Imported only here: `traceml run` asks for `monitor_lives` before it starts the command.
     import psutil
 

@@ -51,7 +51,7 @@ def mark_as_run(folder: Path) -> None:
     """The first manifest of a new folder: whatever happens from now on, this is a run, and whose it is."""
     hold(folder)
     with contextlib.suppress(OSError):  # the disk is full: the next one may work
-        # Not atomic and not synced: nobody reads it yet, and the command waits to be started.
+        # Not atomic and not synced: no reader knows it yet, and the start of the command waits for it.
         (folder / MANIFEST).write_text(json.dumps({**_owner(folder), "environment": {"host": gethostname()}}))
 
 

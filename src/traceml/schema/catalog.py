@@ -88,7 +88,7 @@ LAYER_COLUMNS: Final = (
     *("forward", "forward_total", "backward", "backward_total", "recompute", "recompute_total"),
     *("activation_bytes", "activation_bytes_total", "gradient_bytes"),
 )
-"""What a sampled step says about each layer: by itself, and (`_total`) with the layers that it calls."""
+"""What a sampled step says about each layer: its own values, and (`_total`) with the layers that it calls."""
 
 
 class Folded(NamedTuple):
@@ -152,7 +152,7 @@ STEP_MEMORY_METRICS: Final[tuple[Metric, ...]] = (
 SYSTEM_METRICS: Final[tuple[Metric, ...]] = (
     Metric("cpu_percent", "CPU", "percent", "system", "share of all cores in use"),
     Metric("ram_bytes", "RAM", "bytes", "system", "memory in use, of the machine or the container"),
-    Metric("ram_percent", "RAM share", "percent", "system", "share in use of what there is"),
+    Metric("ram_percent", "RAM share", "percent", "system", "share of memory in use"),
     Metric("cpu_throttled_percent", "Throttled", "percent", "system", "time lost to the CPU quota"),
     Metric("gpu_util_percent", "GPU util", "percent", "system", "mean of the job's GPUs"),
     Metric("gpu_util_spread_percent", "GPU spread", "percent", "system", "busiest minus least busy GPU"),

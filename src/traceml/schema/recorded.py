@@ -107,7 +107,7 @@ LARGEST: Final = {
     "world_size": MOST_RANKS,
     "pid": 2**31 - 1,
 }
-"""Nobody trains on more ranks: it is a variable of another meaning, or a lie."""
+"""No training has more ranks. Such a variable has another meaning, or is false."""
 
 
 def identity_of(header: dict[str, Any]) -> Identity:

@@ -292,7 +292,8 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer per step, on the median rank: by itself, and (`_total`) with the layers that it calls."""
+    """One layer per step, on the median rank: its own values, and (`_total`) with the layers that it
+    calls."""
 
     path: str
     type: str = ""
@@ -312,7 +313,7 @@ class Layer:
     activation_bytes: float | None = None
     activation_total_bytes: float | None = None
     hidden: int = 0  # modules inside a compiled one, which run as a part of it
-    worst: RankValue = field(default_factory=RankValue)  # all passes of this layer by itself, in ms
+    worst: RankValue = field(default_factory=RankValue)  # all passes of the layer itself, in ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +321,7 @@ class Layers:
     """What deep mode found, the layers that take longest first."""
 
     samples: int = 0  # sampled steps of the rank that has most
-    every: int | None = None  # one in so many steps, at last
+    every: int | None = None  # at the end, one in this many steps was sampled
     start_step: int | None = None
     end_step: int | None = None
     clock: str | None = None

@@ -1,4 +1,4 @@
-"""Who may ask: only whoever knows the token, and only from our own page. Everybody else learns nothing."""
+"""Who may ask: only clients that know the token, and only from our own page. Others learn nothing."""
 
 import hmac
 import re
@@ -48,7 +48,7 @@ class Guard:
         self._headers = {**HEADERS, "Content-Security-Policy": page_policy}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a stranger with a bare status; hand everybody else on, with the path below the token."""
+        """Answer a stranger with a bare status; pass other requests on, with the path below the token."""
         if scope["type"] != "http":
             return
 

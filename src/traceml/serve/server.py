@@ -33,7 +33,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError):
-        raise CommandError(f"--host: {host!r} is no address of this machine") from None
+        raise CommandError(f"--host: {host!r} is not an address of this machine") from None
     nearby = range(port, min(port + TRIES, 65_536)) if port else ()
     for number in (*nearby, 0):
         made = socket.socket(family, socket.SOCK_STREAM)
@@ -103,7 +103,7 @@ def serve(app: ASGIApp, listener: socket.socket, watchers: Watchers, is_companio
         limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=LAST_WORD_S,
     )
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # clients that go away are nobody's business
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # clients that go away are no error
     server = _Server(config, watchers)
 
     async def run() -> None:

@@ -28,7 +28,7 @@ END: Final = b"event: end\ndata: {}\n\n"
 
 
 def message_of(live: Live) -> bytes:
-    """What a page is told about a run: how fresh the Summary is, and the Summary."""
+    """The message to a page: how fresh the Summary is, and the Summary."""
     names = ("state", "quiet_s", "since_step", "since_start", "steps_per_s")
     facts = msgspec.json.encode({name: getattr(live, name) for name in names})
     return b'{"live":%b,"summary":%b}' % (facts, msgspec.json.encode(live.summary))
@@ -96,7 +96,7 @@ class Watched:
             try:
                 message = await self.newest()
             except CommandError:
-                return  # the page asks again, and is told why
+                return  # the page asks again and gets the reason
             if message != sent:
                 sent, sent_at = message, time.monotonic()
                 yield b"data: "
@@ -118,13 +118,13 @@ class Watched:
             await asyncio.wait_for(self._closing.wait(), max(self._due - time.monotonic(), 0.01))
 
     def is_forgotten(self) -> bool:
-        """Whether nobody has asked for it in a while; or it ended, and may have been replaced since."""
+        """Whether it was not asked for in a while; or it has ended, and may have been replaced since."""
         now = time.monotonic()
         return now - self._used_at > FORGET_S or (self._is_over and now - self._due > KEPT_S)
 
 
 class Watchers:
-    """All watched runs. Forgets those that nobody has asked for in a while."""
+    """All watched runs. Runs that were not asked for in a while are forgotten."""
 
     def __init__(self) -> None:
         self._open: dict[Path, Watched] = {}

@@ -65,14 +65,14 @@ def figures_of(live: Live) -> list[Figure]:
         if metric.skew is not None and key.endswith("_ms")
     ]
     duration = "Mean time per step of each rank in each phase; phase `step` is the whole step."
-    skew = "How far the worst rank is above the median rank, as a share of the latter."
+    skew = "How far the worst rank is above the median rank, as a share of the median rank."
     speedup = "How many times as fast the run could be."
     found = [
         Figure("traceml.run", "", "Always 1; its labels say which run this is.", [(about, 1.0)]),
         Figure("traceml.steps", "", "Completed steps.", _one(float(run.steps.total or 0)), is_total=True),
         Figure("traceml.quiet", "s", "Time since the last completed step.", _one(live.quiet_s)),
-        Figure("traceml.steps_per_second", "", "Steps per second, lately.", _one(live.steps_per_s)),
-        Figure("traceml.verdict", "", "1 for the diagnosis that holds now.", [(verdict, 1.0)]),
+        Figure("traceml.steps_per_second", "", "Recent steps per second.", _one(live.steps_per_s)),
+        Figure("traceml.verdict", "", "1 for the current diagnosis.", [(verdict, 1.0)]),
         Figure("traceml.potential_speedup", "1", speedup, _one(primary.potential_speedup)),
         Figure("traceml.phase.duration", "s", duration, times),
         Figure("traceml.phase.skew", "1", skew, skews),

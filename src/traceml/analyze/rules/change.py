@@ -27,7 +27,7 @@ WORTH_A_WORD: Final = 0.1
 MOST_WITHOUT_CAUSE: Final = (WARN_SHARE + CRIT_SHARE) / 2
 """Irregular slow steps that no phase explains are never more than a warning."""
 SAME_MOMENT: Final = 3
-"""So many steps apart, a shift and its cause may be one event."""
+"""A shift and its cause may be one event if they are at most this many steps apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ def named(ranks: tuple[int, ...]) -> str:
 
 
 def slowdown(view: TimeView) -> Measured | None:
-    """Step time rose at some step, or little by little, and never came back down, by more than the steps do
-    more work."""
+    """Step time rose, at some step or little by little, and did not come back down. What more work per step
+    explains does not count."""
     shift, window = view.shift, view.window
     if shift is None:
         return None
@@ -111,22 +111,22 @@ _GREW: Final = (
     "{where}."
 )
 _GROWS: Final = (
-    "a list, a cache, a graph kept by a loss or a hidden state without detach(), or a log that is written "
-    "again each time"
+    "a list, a cache, a graph kept by a loss or a hidden state without detach(), or a log that is rewritten "
+    "each time"
 )
 _WHAT_GROWS: Final[dict[str | None, str]] = {
     w.BACKWARD: "a graph that reaches back into earlier steps, because a loss or a hidden state is kept "
     "without detach(), or retain_graph=True",
     w.INPUT: "the data that a batch is made from, or what the dataset keeps and searches",
     w.OPTIMIZER: "the parameters or the state of the optimizer",
-    w.WAIT: "a list that is searched, summed or plotted, or a log that is written again each time",
+    w.WAIT: "a list that is searched, summed or plotted, or a log that is rewritten each time",
 }
 
 
 def more_work(view: TimeView) -> Measured | None:
-    """Steps take longer than before because they do more: longer episodes or sequences, larger batches; or
-    from where another optimizer takes over, as when more layers are trained. Or one or two steps do much more
-    than the others (L-BFGS, sampling)."""
+    """Steps take longer because they do more: longer episodes or sequences, larger batches, or another
+    optimizer that takes over, as when more layers are trained. Or one or two steps do much more than the
+    others (L-BFGS, sampling)."""
     whole, view = view, view.calm
     if view.shift is None:
         return _busy_steps(whole)
@@ -162,7 +162,7 @@ def _busy_steps(view: TimeView) -> Measured | None:
 _BUSY: Final = "{which} took {took}, {score} of the training time, because of more work: {more}."
 _OTHER_OPTIMIZER: Final = (
     "Steps take {longer} times as long since step {since_step}, where another optimizer takes over: a new "
-    "stage, or more layers that are trained."
+    "stage, or more layers to train."
 )
 
 
@@ -176,7 +176,7 @@ def _new_optimizer(view: TimeView, shift: Shift) -> int:
 
 
 def _more_work(view: TimeView, shift: Shift) -> tuple[str, float]:
-    """What a step does more of since the shift, and how many times as much, as far as that explains it."""
+    """What a step does more of since the shift, and how many times as much, at most as much as the shift."""
     what, times = "", 1.0
     for name, each in view.work.items():
         before, after = float(np.median(each[: shift.at])), float(np.median(each[shift.at :]))
@@ -206,7 +206,7 @@ def jitter(view: TimeView) -> Measured | None:
     cause = _find_cause(view, slow, others, np.mean, extra_ms)
     words = cause.words
     more, batches = more_batches(view.window, slow, others)
-    words["where"] += f"; they take {batches}" if more > 1 else ""  # no riddle
+    words["where"] += f"; they take {batches}" if more > 1 else ""
     level = share
     if period is None:  # a busy machine also makes slow steps, but not at regular intervals
         level = beyond_delay(share, view.window.cpu_delay_share)
@@ -238,8 +238,8 @@ def jitter(view: TimeView) -> Measured | None:
 
 
 def busier(view: TimeView, at: int) -> str:
-    """What this step does more of, if it runs the model more often by about as much as it takes longer;
-    otherwise something stopped it. Exchanges are counted among the calls, but are no model work."""
+    """What this step does more of, if the model runs more often and that explains how much longer it takes.
+    Otherwise something stopped it. Exchanges are counted among the calls, but are not the model's work."""
     longer = float(view.slowest_steps[at] / np.median(view.slowest_steps))
     model = w.median_over_ranks(view.window.of(*w.MODEL))
     by_model = model[at] - np.median(model) >= 0.5 * (view.slowest_steps[at] - np.median(view.slowest_steps))
@@ -263,8 +263,8 @@ def more_batches(window: w.Window, slow: Any, others: Any) -> tuple[float, str]:
 def _find_cause(
     view: TimeView, slow: Any, others: Any, level: Callable[[w.Floats], Any], extra_ms: float
 ) -> Cause:
-    """The phase that explains why the slow steps take longer than the others. `level` is what a phase takes
-    in slow steps: the median after a shift of the typical step, the mean if each is slow in its own way."""
+    """The phase that explains why the slow steps take longer than the others. `level` sums up a phase over
+    the slow steps: the median after a shift of the typical step, the mean if each of them differs."""
     window = view.window
     typical = {k: window.series(k).medians for k in (*w.MODEL, w.INPUT, w.H2D, w.SYNC)}
     typical[w.WAIT] = w.median_over_ranks(view.net_wait)
@@ -296,8 +296,8 @@ def _find_cause(
 def explaining(
     more_ms: dict[str, float], extra_ms: float, places: w.Floats, ranks: tuple[int, ...] = ()
 ) -> Cause:
-    """The largest of these if it explains enough, otherwise the two largest. Garbage collection comes first:
-    it runs inside phases. If it is wait, the largest of `places` says where."""
+    """The largest of these if it explains enough, otherwise the two largest. Garbage collection comes first,
+    because it runs inside phases. For wait, the largest of `places` says where."""
     collected = more_ms.pop(GARBAGE_COLLECTION, 0.0)
     if extra_ms <= 0:
         return Cause(ranks=ranks)

@@ -35,14 +35,15 @@ def comm_bound(view: RankView) -> Measured | None:
     typical = float(w.frequent_level(exchange / window.net_step_ns.mean(axis=0)))
     most, saves_ms = _most_exchanges(window), None
     rest_ns = float(window.own_work.values.max(axis=0).mean())
-    # What a step without any exchange could save at most: the exchange, and what prepares it after backward.
-    # Unknown if starting so many of them may be a notable part of the other phases, too.
+    # A step without any exchange could save at most the exchange, and what prepares it after backward.
+    # Unknown if there are so many exchanges that starting them may be a notable part of other phases, too.
     if STARTING_NS * most <= NEGLIGIBLE_SHARE * rest_ns:
         prepares = window.wait_places[:, :, c.WAIT_BACKWARD - c.FIRST_WAIT].max(axis=0)
         saves_ms = float((exchange + prepares).mean()) / 1e6
     times = {"sync_ms": cost_ms, "step_ms": step_ms, "saves_ms": saves_ms}
-    together = float(window.own_work.values.sum(axis=0).mean()) / 1e6 / step_ms
-    in_turn = LEAST_IN_TURN <= together <= MOST_IN_TURN
+    together_ns = float(window.own_work.values.sum(axis=0).mean())
+    in_turn = LEAST_IN_TURN <= together_ns / 1e6 / step_ms <= MOST_IN_TURN
+    in_turn = in_turn and rest_ns < MOST_ALONE * together_ns
     combine = saves_ms is None and most >= MANY_EXCHANGES
     return Measured(
         level=beyond_delay(judged_share(share, typical), window.cpu_delay_share),
@@ -57,23 +58,25 @@ def comm_bound(view: RankView) -> Measured | None:
 
 
 LEAST_IN_TURN, MOST_IN_TURN = 0.8, 1.1
-"""If the own work of all ranks together is so many times a step, they may work one after the other."""
+"""If the own work of all ranks adds up to this many steps, they may work one after the other."""
+MOST_ALONE: Final = 2 / 3
+"""If one rank has more of it than this, it is late, and the sum is close to the step by chance."""
 _IN_TURN: Final = (
-    "Every rank spends at least {cost_ms} of a {step_ms} step ({share}) in sync. Either the exchange takes "
-    "that long, or the ranks work one after the other: their own work adds up to the step."
+    "Every rank spends at least {cost_ms} of each {step_ms} step ({share}) in sync. Either the exchange "
+    "takes that long, or the ranks work one after the other: their own work adds up to the step."
 )
 _OVERLAP_STAGES: Final = (
     "If they are stages of a pipeline, try more micro-batches, so that all of them work at the same time. "
     "Otherwise try to exchange less, or to overlap it: larger batches, compression, bucket size."
 )
 _COMBINE: Final = (
-    "Combine exchanges: a step has up to {most}, and starting each of them takes time that is not in these "
+    "Combine exchanges: a step has up to {most}, and the time to start each one is not included in these "
     "{cost_ms}. Try one exchange of all gradients (DDP, or one flat tensor), or exchange less often."
 )
 
 
 def _most_exchanges(window: w.Window) -> int:
-    """What a typical step has at most: the timed calls that are no part of every training step."""
+    """How many exchanges a typical step has at most: the timed calls that not every training step has."""
     if not window.switches.size:
         return 0
     usual = CALLS_OF_ANY_STEP + CALLS_OF_A_BATCH * window.batches_per_step
@@ -119,7 +122,8 @@ RULES: Final[tuple[Rule[RankView], ...]] = (
     Rule(
         "COMM_BOUND",
         comm_bound,
-        "Data exchange between ranks takes {cost_ms} of a {step_ms} step ({share}), even for the last rank.",
+        "Data exchange between ranks takes {cost_ms} of each {step_ms} step ({share}), even for the rank "
+        "that arrives last.",
         "Try to exchange less, or to overlap it: larger batches, accumulation with no_sync, compression, "
         "bucket size.",
         status="COMM-BOUND",
@@ -136,8 +140,8 @@ RULES: Final[tuple[Rule[RankView], ...]] = (
     Rule(
         "SYNC_SHARE",
         sync_share,
-        "Sync is {share} of a typical step: {exchange_ms} is exchange, which even the last rank pays, "
-        "{waiting_ms} is waiting for whichever rank is last. No single rank is behind it.",
+        "Sync is {share} of a typical step: {exchange_ms} of data exchange, which even the last rank pays, "
+        "and {waiting_ms} of waiting for whichever rank is last. No single rank causes it.",
         "Try to give every rank the same work in each step, and a core of its own.",
         thresholds=None,
         needs=(w.SYNC,),

@@ -123,14 +123,17 @@ def worker_creep(view: MemoryView) -> Measured | None:
 
 
 def _grown(rank: int, growth: tuple[float, float], steps: int, per: int) -> tuple[Measured, float]:
-    """The finding about this growth over so many steps, with its rate per so many, and the bytes per step."""
+    """The finding about this growth over `steps` steps, with its rate per `per` steps, and the bytes per
+    step."""
     start, rise = growth
-    per_step = rise / steps * SLICES / (SLICES - 1)
-    words = {"start": start, "end": start + rise, "rate": per * per_step}
+    apart = steps * (SLICES - 1) / SLICES  # from the middle of the first slice to that of the last one
+    per_step = rise / apart
+    sizes = {"start": start, "end": start + rise, "rate": per * per_step}
+    words = {key: fmt.size(value) for key, value in sizes.items()}
     found = Measured(
         level=1.0,
         score=min(1.0, rise / max(start, 1.0)),
-        words={"rank": f"r{rank}", "steps": fmt.count(steps), **{k: fmt.size(v) for k, v in words.items()}},
+        words={"rank": f"r{rank}", "steps": fmt.count(round(apart)), **words},
         ranks=(rank,),
         evidence={"rise_bytes": rise, "bytes_per_step": per_step},
     )

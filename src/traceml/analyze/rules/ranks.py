@@ -53,7 +53,7 @@ def _straggler(view: RankView, series: RankSeries, phase: str, what: str) -> Mea
 
 
 def _uneven_work(view: RankView, found: Excess) -> str:
-    """That the late rank has more samples or tokens than the others, if that explains most of its excess."""
+    """Says that the late rank has more samples or tokens, if that explains most of its excess."""
     for name, amounts in (("samples", view.window.samples), ("tokens", view.window.tokens)):
         if not amounts.size or np.isnan(amounts).any():
             continue
@@ -123,27 +123,27 @@ _ALWAYS_LATE: Final = (
     "({share} of all time), because of {what}."
 )
 _DIFFERENT_REASONS: Final = (
-    "In nearly every step some ranks spend time on what the others do not: {parts}. Without all of that a "
-    "step would take {cost_ms} less ({share})."
+    "In nearly every step some ranks spend time that the others do not: {parts}. Without it, a step would "
+    "take {cost_ms} less ({share})."
 )
 _NOT_LATE: Final = (
-    "In nearly every step {rank} spends time on what the others do not: {parts}. It is no later than they "
-    "are, because it spends less on other work."
+    "In nearly every step {rank} spends time that the others do not: {parts}. It is still not late, because "
+    "it spends less on other work."
 )
 _MEND_ALL: Final = (
-    "Mend all of them; one alone gains little, because the others are about as late. {rank}: {advice}."
+    "Fix all of them; fixing one gains little, because the others are about as late. {rank}: {advice}."
 )
 _MEND_FIRST: Final = (
-    "Mend {worst} first: that alone may gain {alone_ms}. The rest of the gain needs all of them. {rank}: "
-    "{advice}."
+    "Fix {worst} first: that alone may gain {alone_ms}. The rest of the gain needs all of them fixed. "
+    "{rank}: {advice}."
 )
 _TAKE_TURNS: Final = (
     "{rank} take turns at being last: in each step one of them is {excess_ms} behind the others, which wait "
     "for it ({share} of all time), because of {what}."
 )
 _AFTER_EACH_OTHER: Final = (
-    "One rank after the other holds the others up: {runs}. It is {excess_ms} behind the others, which wait "
-    "for it ({share} of all time), because of {what}."
+    "One rank after another holds the others up: {runs}. The late rank is {excess_ms} behind the others, "
+    "which wait for it ({share} of all time), because of {what}."
 )
 _WHAT_MOVED: Final = (
     "Find out what moved from one rank to the next at these steps: data, storage, other jobs on its machine."
@@ -169,7 +169,7 @@ def input_straggler(view: RankView) -> Measured | None:
     found = _straggler(view, view.window.series(w.INPUT), w.INPUT, "input")
     if found is None or found.action is not None or not view.window.input_inferred:
         return found
-    found.words["what"] = f"input (inferred: all that runs {view.window.input_place})"
+    found.words["what"] = f"input (inferred: everything that runs {view.window.input_place})"
     return replace(found, action=_NO_LOADER)
 
 
@@ -181,7 +181,7 @@ def compute_straggler(view: RankView) -> Measured | None:
 
 
 def _compute_words(view: RankView) -> tuple[str, str]:
-    """The most uneven phase of compute, and how it is said."""
+    """The most uneven phase of compute, and its name in a sentence."""
     phase = view.most_uneven(view.compute_phases, view.compute)
     return phase, f"compute (mostly {w.LABELS[phase]})"
 
@@ -234,7 +234,7 @@ def _generic_straggler(view: RankView) -> Measured | None:
 
 
 def _for_different_reasons(view: RankView) -> Measured | None:
-    """Ranks that are about equally late, each in another phase, so that nobody waits for one of them."""
+    """Ranks that are about equally late, each in another phase, so that no single one is waited for."""
     if not view.burdens or (view.late_ranks is not None and view.late_ranks.rotates):
         return None
     own = view.window.own_work

@@ -1,4 +1,4 @@
-"""Step-time diagnoses of single events: stalled steps, work that no step came of, a long start or end."""
+"""Step-time diagnoses of single events: stalled steps, work that completed no step, a long start or end."""
 
 from typing import Final
 
@@ -65,9 +65,9 @@ _COLLECTS: Final = (
 
 
 def _find_stop(view: TimeView, at: int, extra_ns: float) -> Cause:
-    """Where one step spent its extra time: on the ranks whose own work took longer, or, if that is none of
-    them, on all ranks, which then waited for each other. In the first steps and without sync times a rank
-    waits in its passes, so one that spent the time elsewhere is the one that the others waited for."""
+    """Where one step spent its extra time: on the ranks whose own work took longer. If there are none, on all
+    ranks, which then waited for each other. In the first steps and without sync times a rank waits inside its
+    passes, so the rank that spent the time elsewhere is the one that the others waited for."""
     window = view.window
 
     def beyond_usual(values: w.Floats) -> w.Floats:
@@ -88,13 +88,12 @@ def _find_stop(view: TimeView, at: int, extra_ns: float) -> Cause:
 
 
 def long_start(view: TimeView) -> Measured | None:
-    """Most of the run passed before the first step, without validation or checkpoints."""
+    """Most of the run passed before the first step. Validation and checkpoints do not count."""
     return _outside_steps(view.window, view.window.start, LEAST_START_S)
 
 
 def long_end(view: TimeView) -> Measured | None:
-    """The command went on for a large part of the run after its last step, without validation or
-    checkpoints."""
+    """A large part of the run came after its last step. Validation and checkpoints do not count."""
     return _outside_steps(view.window, view.window.end, LEAST_END_S)
 
 
@@ -108,7 +107,8 @@ def _outside_steps(window: w.Window, outside: w.OutsideSteps, least_s: float) ->
 
 
 def dropped_steps(view: TimeView) -> Measured | None:
-    """Steps that began but never completed took long: the script caught an exception or skipped a batch."""
+    """Steps that began but never completed took much time: the script caught an exception or skipped a
+    batch."""
     window = view.window
     if not window.dropped_ns.any() and not len(view.skipping):
         return None
@@ -145,7 +145,7 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
         more_work,
         "Steps take {longer} times as long since step {since_step}, because each has {times} times as many "
         "{what}.",
-        "Nothing to mend if that is meant; compare the time per sample, not per step.",
+        "Nothing to fix if that is intended; compare the time per sample, not per step.",
         thresholds=None,
     ),
     Rule(
@@ -153,16 +153,16 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
         dropped_steps,
         "{lost_ms} of the training time ({score}) went into steps that were not completed ({times}); the "
         "longest took {longest_ms}, before step {step} was completed.",
-        "Look at the exception that the script catches there, or its reason to skip a batch (lack of memory, "
-        "bad data).",
+        "Look at the exception that the script catches there, or at why it skips a batch (out of memory, bad "
+        "data).",
         Thresholds(of="{} of the training time"),
     ),
     Rule(
         "LONG_START",
         long_start,
         "The first step began after {took}, {score} of the run.",
-        "Look at what runs before the training loop: imports, downloads, data that is prepared anew in every "
-        "run. In a longer training the share is smaller.",
+        "Look at what runs before the training loop: imports, downloads, data that every run prepares again. "
+        "In a longer training the share is smaller.",
         Thresholds(MOST_SHARE, None, of="{} of the run, from 20 s on"),
     ),
     Rule(
@@ -170,7 +170,7 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
         long_end,
         "After the last step ({step}) the command went on for {took}, {score} of the run, without "
         "validation or checkpoints.",
-        "Look at what runs after the training loop: tests, plots, uploads, processes that are waited for.",
+        "Look at what runs after the training loop: tests, plots, uploads, waiting for other processes.",
         Thresholds(CRIT_SHARE, None, of="{} of the run, from 10 s on"),
     ),
 )

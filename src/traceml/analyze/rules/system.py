@@ -182,7 +182,7 @@ SYSTEM_RULES: Final[tuple[Rule[GaugeView], ...]] = (
     Rule(
         "HIGH_RAM",
         _gauge("peak", "ram_percent", "The machine, or the container's limit, is nearly out of memory."),
-        "Memory was up to {level} full: that of the machine, or of its container if that has less.",
+        "Memory was up to {level} full (the machine's, or the container's if its limit is lower).",
         "Try fewer loader workers, smaller caches or a smaller batch before the kernel kills the job.",
         _percent(90.0, 97.0, "{} of the memory"),
     ),

@@ -22,13 +22,13 @@ SMALL_INPUT: Final = 4.0
 LEAST_PART: Final = 0.25
 """Workers that would hide a smaller part of the input are not advised."""
 FEWEST_PER_EPOCH: Final = 20
-"""In shorter epochs the start of each one decides what workers save."""
+"""In shorter epochs, what workers save depends on how long the start of each epoch takes."""
 MOST_FILLING: Final = 64
 MOST_PER_CORE: Final = 4
-"""Workers that only wait for storage need no core, but memory and a start in each epoch."""
+"""Workers that only wait for storage need no core, but they need memory, and start again in each epoch."""
 MOSTLY: Final = 0.5
 CALM_WAIT_SHARE: Final = 0.1
-"""If threads wait for a core longer than this, no gain can be promised."""
+"""If threads wait for a core for a larger share of the time, no gain can be promised."""
 
 
 def _bound(view: TimeView, values: w.Floats, phase: str, burst: int = 1) -> Measured:
@@ -49,7 +49,7 @@ def input_bound(view: TimeView) -> Measured:
     how = f", {_workers(count, 'loader worker')}" if count else ""
     if inferred:
         who = "another thread reads the loader" if view.window.loader_on_thread else "no loader was seen"
-        how = f", inferred: {who}, so all that runs {view.window.input_place} counts as input"
+        how = f", inferred: {who}, so everything that runs {view.window.input_place} counts as input"
     advice = _advise(view, found.cost_ms or 0.0)
     found.words.update(how=how, advice=advice.text)
     found.evidence.update(inferred=inferred, workers=count)
@@ -91,7 +91,7 @@ def wait_heavy(view: TimeView) -> Measured:
     if name == UNATTRIBUTED:
         advice = _UNATTRIBUTED_ADVICE[_activity(view)]
         advice = f"{_ENVIRONMENT}; otherwise {advice}" if _main_place(view)[0] == AFTER_NO_GRAD else advice
-    but = "" if window.measured(w.OPTIMIZER) else " that was seen (the optimizer was not)"
+    but = "" if window.measured(w.OPTIMIZER) else " that was recorded (the optimizer was not)"
     found.words.update(part=_parts_in_words(view, shares, name, alone), advice=advice, but=but)
     found.evidence.update(largest_part=name, busy_wait_share=view.busy_wait_share)
     return replace(found, level=max(found.level, steady), ranks=() if alone is None else (alone,))
@@ -176,7 +176,7 @@ def compute_bound(view: TimeView) -> Measured | None:
 
 _COMPUTE_ADVICE: Final = {
     w.OPTIMIZER: "fused=True or foreach=True, fewer steps with larger batches",
-    w.NO_GRAD: "keep what a teacher or reference model computes, run it in lower precision, batch rollouts",
+    w.NO_GRAD: "cache what a teacher or reference model computes, run it in lower precision, batch rollouts",
 }
 # ---- what to do about waiting for input ----------------------------------------------------------
 #
@@ -198,7 +198,7 @@ def _advise(view: TimeView, input_ms: float) -> Advice:
     window = view.window
     start_ms = _epoch_start_ms(view)
     if start_ms >= EXPLAINED_SHARE * input_ms:
-        return Advice(f"most of it is where an epoch begins: {_of_epoch_starts(window)}", start_ms)
+        return Advice(f"most of the wait is where epochs begin: {_of_epoch_starts(window)}", start_ms)
     if window.input_inferred:
         own = _OWN_LOADER.format(place=window.input_place)
         return Advice(_READ_BY_A_THREAD if window.loader_on_thread else own, input_ms)
@@ -293,7 +293,7 @@ def _for_cheap_batches(view: TimeView, input_ms: float, handover_ms: float) -> A
     few = "num_workers=0" if count <= 2 else "fewer workers or num_workers=0"
     # A short wait says little about workers that hide long work. They cannot do more than this in a step.
     is_cheap = count * view.step_ms < SMALL_INPUT * handover_ms
-    takes = f"takes about {fmt.ms(HANDOVER_MS)}, which is much here"
+    takes = f"takes about {fmt.ms(HANDOVER_MS)}, which is a lot here"
     do = f"{few}, then" if is_cheap else "to"
     return Advice(f"handing a batch over from a worker {takes}: try {do} {cheap}", input_ms)
 
@@ -310,7 +310,7 @@ def _for_busy_cores(view: TimeView, input_ms: float) -> Advice:
     wanted_ms = step_ms * ((use.run_busy or 0.0) + use.wait_share * max(count, 1))
     if wanted_ms - (step_ms - input_ms) * use.threads < MOSTLY * loading_ms:
         more = f"num_workers={count + 1} if loading waits for storage or a network, otherwise {cheaper}"
-        return Advice(f"{busy}, and it is not certain that loading needs them: try {more}", input_ms)
+        return Advice(f"{busy}, but loading may not need them: try {more}", input_ms)
     if not window.workers:
         return Advice(f"{busy}, so loader workers would only compete for them: try {cheaper}", input_ms)
     free = max(1, use.cores // use.processes - 1)
@@ -333,7 +333,7 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
     Rule(
         "INPUT_BOUND",
         input_bound,
-        "Waiting for input takes {cost_ms} of a {step_ms} step ({share}{how}).",
+        "Waiting for input takes {cost_ms} of each {step_ms} step ({share}{how}).",
         "Inspect the input path: {advice}.",
         status="INPUT-BOUND",
         needs=(w.INPUT,),
@@ -341,14 +341,14 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
     Rule(
         "H2D_BOUND",
         h2d_bound,
-        "Copying data to the device takes {cost_ms} of a {step_ms} step ({share}).",
+        "Copying data to the device takes {cost_ms} of each {step_ms} step ({share}).",
         "Try pinned memory in the loader and copies with non_blocking=True, or copy fewer bytes.",
         status="H2D-BOUND",
     ),
     Rule(
         "WAIT_HEAVY",
         wait_heavy,
-        "{cost_ms} of a {step_ms} step ({share}) is neither input nor model work{but}: {part}.",
+        "{cost_ms} of each {step_ms} step ({share}) is neither input nor model work{but}: {part}.",
         "Inspect that time: {advice}.",
         status="WAIT-HEAVY",
         needs=(w.FORWARD, w.BACKWARD),
@@ -356,7 +356,7 @@ RULES: Final[tuple[Rule[TimeView], ...]] = (
     Rule(
         "COMPUTE_BOUND",
         compute_bound,
-        "Model work is {share} of a {step} step; {what} is the largest part ({largest_ms}).",
+        "Model work is {share} of each {step} step; {what} is the largest part ({largest_ms}).",
         "Try to make {what} cheaper: {how}. An operator-level profiler shows where it spends its time.",
         thresholds=None,
         status="COMPUTE-BOUND",

@@ -89,7 +89,7 @@ class RelayClient:
         return complete
 
     def _node0_has_ended(self) -> bool:
-        """It was there and withdrew its address: nobody will take the rest."""
+        """Node 0 was there and withdrew its address, so it will not take the rest."""
         if self.connected or not self._was_connected or self._given is not None:
             return False
         return access.read_published(self._shared_dir) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from statistics import median
 from typing import Any
 
 import pytest
@@ -268,7 +269,8 @@ def test_parts_of_an_optimizer_step_are_optimizer_work(recorder: Recorder) -> No
 
 
 def test_operations_on_parameters_before_the_first_module_are_no_input(recorder: Recorder) -> None:
-    """Copies of parameters that autograd records, as for an inner loop, are forward work, not a batch."""
+    """Copies of parameters that autograd records, as for an inner loop, are forward work, not a batch. The
+    median step says so: on a busy machine a step that was not looked at may lose its core there."""
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(60):
@@ -280,7 +282,8 @@ def test_operations_on_parameters_before_the_first_module_are_no_input(recorder:
         optimizer.step()
         optimizer.zero_grad()
     later_half = slice(30, None)
-    assert sum(recorder.ms("input")[later_half]) < 0.3 * sum(recorder.ms("forward")[later_half])
+    forward, made = (median(recorder.ms(key)[later_half]) for key in ("forward", "input"))
+    assert made < 0.3 * forward
 
 
 class Scaled(Around):

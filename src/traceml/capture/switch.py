@@ -187,9 +187,9 @@ class PythonSwitch(_Unusual):
         """
         gap, place = now - self.since, self.current - c.FIRST_WAIT
         if gap <= slots.SHORT_GAP_NS:
-            is_loss = before == c.BACKWARD or (before >= 0 and self.current == c.WAIT_FORWARD)
-            self.busy_wait_ns += 0 if is_loss else gap
-            return self._watch_less(place, gap if is_loss else 0)
+            work = gap if before == c.BACKWARD or (before >= 0 and self.current == c.WAIT_FORWARD) else 0
+            self.busy_wait_ns += gap - work
+            return self._watch_less(place, work)
         busy, work, is_short = self._use_of_gap(gap, place, before)
         self.busy_wait_ns += busy - work
         if is_short:
@@ -313,7 +313,7 @@ class PythonSwitch(_Unusual):
         self.sequence += 1
         flags, micro_batches = self.flags | self.step_flags | more_flags, self.fetches or self.backwards
         times = (self.busy_wait_ns // 1000, self.gc_ns // 1000, self.gc_wait_ns // 1000)
-        counts = (self.samples, self.tokens, flags, micro_batches, self.switches, *times)
+        counts = self.samples, self.tokens, flags, micro_batches, self.switches, *times
         memory = (self.rss, self.allocated, self.reserved)
         slot_ns = self.totals[: c.RECORDED_SLOTS]
         halves = [min(count, slots.MOST_COUNT) for count in counts]
@@ -357,8 +357,7 @@ class PythonSwitch(_Unusual):
         if self.looks:  # what was read in the steps before counts half as much as what will be
             self.uses = [[used / 2 for used in use] for use in self.uses]
         if IS_WAIT[self.current]:
-            self.current = c.WAIT_START
-            self.is_watched = False
+            self.current, self.is_watched = c.WAIT_START, False
             if self.looks:
                 self._begin_gap()
                 self.step_nodes = self._nodes()

@@ -163,12 +163,15 @@ class TimeView:
     @cached_property
     def calm(self) -> TimeView:
         """Without single steps that stand out: what is said about all steps must not come from them. Ranks
-        that wait for the one that stalled may do so in the next step."""
-        after = self.stalls + 1 if len(self.window.ranks) > 1 else self.stalls
-        outstanding = np.unique(np.concatenate([self.stalls, after, self.skipping]))
-        outstanding = outstanding[outstanding < self.window.count]
-        is_enough = self.window.count - len(outstanding) >= FEWEST_STEPS
-        return TimeView(self.window.without(outstanding)) if len(outstanding) and is_enough else self
+        that wait for the one that stalled do so in its step, in the next one, or at their next exchange."""
+        outstanding = [*self.stalls.tolist(), *self.skipping.tolist()]
+        waits = self.window.of(w.SYNC).max(axis=0) if len(self.window.ranks) > 1 else np.zeros(0)
+        for at in self.stalls.tolist() if len(waits) else ():
+            extra = self.slowest_steps[at] - np.median(self.slowest_steps)
+            outstanding += [at + 1, *(at + np.flatnonzero(waits[at:] >= extra / 2)[:1]).tolist()]
+        places = np.unique([at for at in outstanding if at < self.window.count]).astype(np.int64)
+        is_enough = self.window.count - len(places) >= FEWEST_STEPS
+        return TimeView(self.window.without(places)) if len(places) and is_enough else self
 
     @cached_property
     def regular_steps(self) -> Floats:

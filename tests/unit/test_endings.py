@@ -324,3 +324,18 @@ def test_script_that_ends_itself_is_not_placed_in_a_phase() -> None:
         describe(one, [gone(0, 10, closed=True, phase="wait", exit_code=1)])
         == "the script exited after step 15"
     )
+
+
+@pytest.mark.parametrize(
+    "message", [GLOO, "torch.distributed.DistStoreError: wait timeout after 4000ms, keys: x"]
+)
+def test_rank_that_only_lost_its_peer_before_the_first_step_is_not_blamed(message: str) -> None:
+    """r1 left without a word, or hangs, before the first step: what r0 says about it is no failure of r0."""
+    early = [{"kind": "error", "rank": 0, "pid": 7, "wall_ns": 5, "message": message, "raised_at": "t.py:9"}]
+    facts = RunFacts("demo", status="failed", exit_code=1)
+    reason = summarize(RunRecording(ranks=[], early_events=made.events(early)), facts).run.reason
+    brief = GLOO_IN_BRIEF if message == GLOO else message
+    assert reason == f"no rank is known to have ended first; r0: {brief}, at t.py:9"
+    early.append({**early[0], "rank": 1, "pid": 8, "wall_ns": 6, "message": "ValueError: its own"})
+    reason = summarize(RunRecording(ranks=[], early_events=made.events(early)), facts).run.reason
+    assert reason == "r1: ValueError: its own, at t.py:9"

@@ -40,6 +40,8 @@ OF_LAUNCHERS: Final = ("ChildFailedError", "CalledProcessError", "SignalExceptio
 LAUNCHER_LIST: Final = re.compile(r"\brank *: (\d+) \(local_rank: \d+\)\s+exitcode *: (-?\d+)")
 TRACEBACK: Final = "Traceback (most recent call last)"
 
+UNKNOWN_FIRST: Final = "no rank is known to have ended first"
+
 Events = Sequence[RecordedEvent]
 Ranks = dict[int, RankRecording]
 
@@ -127,7 +129,7 @@ def describe(ranks: Ranks, noticed: Events, absent: Sequence[int] = ()) -> str |
         text = f"{_names(absent)} left no recording and may have ended first, before any backward pass"
     elif error is not None and (first is None or len(ranks) == 1):
         if len(ranks) > 1:
-            return f"no rank is known to have ended first; r{error[0]}: {error[1]}"
+            return f"{UNKNOWN_FIRST}; r{error[0]}: {error[1]}"
         raised = error[2]
         where = "" if raised.step is None else _place(raised.step - 1, raised.during, raised.raised_at)
         return ", ".join(filter(None, (error[1], where)))
@@ -193,9 +195,13 @@ def first_error(ranks: Ranks) -> tuple[int, str, RecordedEvent] | None:
     if not errors:
         return None
     rank, event = min(errors, key=lambda found: (is_echo(found[1]), found[1].time_ns, found[0]))
-    of_peer, message = is_echo(event), str(event.message)
-    message = SOURCE_LINE.sub("", message).partition(". ")[0] if of_peer else message
+    message = _of_peer(str(event.message)) if is_echo(event) else str(event.message)
     return rank, message.strip(), event
+
+
+def _of_peer(message: str) -> str:
+    """What happened, without torch's advice."""
+    return SOURCE_LINE.sub("", message).partition(". ")[0]
 
 
 def is_echo(event: RecordedEvent) -> bool:
@@ -203,6 +209,7 @@ def is_echo(event: RecordedEvent) -> bool:
     DistStoreError, ...), or a RuntimeError is about a peer. Python's own ConnectionResetError is not: it is
     about a file server, not about a rank."""
     kind, _, message = str(event.message).lower().partition(":")
+    kind = kind.rpartition(".")[2]  # an error before the first step is told with its module
     words = OF_CONNECTIONS if event.during in EXCHANGES else OF_PEERS
     of_torch = kind.startswith("dist") and kind.endswith("error")
     return of_torch or (kind == "runtimeerror" and any(word in message for word in words))
@@ -229,14 +236,14 @@ def when(event: RecordedEvent) -> int:
 def early_failure(recording: RunRecording) -> RecordedEvent | None:
     """The exception that ended the command before its process had a recording.
 
-    Among ranks the first one, because the others may fail only since it is gone. Else the last one: a helper
-    that fails before does not end the command.
+    Among ranks the first one that is no echo, because the others may fail only since it is gone. Else the
+    last one: a helper that fails before does not end the command.
     """
     recorded = {r.pid for r in recording.ranks}
     errors = [e for e in recording.early_events if e.kind == "error" and e.pid not in recorded]
     errors.sort(key=lambda e: e.wall_ns)
     own = [e for e in errors if not is_of_launcher(e)]
-    of_ranks = [e for e in own if e.rank >= 0]
+    of_ranks = sorted((e for e in own if e.rank >= 0), key=is_echo)
     return next(iter(of_ranks or own[::-1] or errors[::-1]), None)
 
 
@@ -251,7 +258,11 @@ def described(error: RecordedEvent) -> str:
     if first:
         return first
     where = f", at {error.raised_at}" if error.raised_at else ""
-    return (f"r{error.rank}: " if error.rank >= 0 else "") + _line(error) + where
+    if error.rank < 0:
+        return _line(error) + where
+    if is_echo(error):
+        return f"{UNKNOWN_FIRST}; r{error.rank}: {_of_peer(_line(error))}{where}"
+    return f"r{error.rank}: {_line(error)}{where}"
 
 
 def _first_failure(message: str) -> str:

@@ -339,3 +339,26 @@ def test_rank_that_only_lost_its_peer_before_the_first_step_is_not_blamed(messag
     early.append({**early[0], "rank": 1, "pid": 8, "wall_ns": 6, "message": "ValueError: its own"})
     reason = summarize(RunRecording(ranks=[], early_events=made.events(early)), facts).run.reason
     assert reason == "r1: ValueError: its own, at t.py:9"
+
+
+def test_attempts_that_failed_before_their_first_step_do_not_replace_the_one_that_trained() -> None:
+    """A launcher starts the ranks again: how the trained attempt ended is the reason, and what came after is
+    added."""
+    ranks = [
+        rank(n, clock_ns=100, events=[raised("ValueError: bad", "forward", 9)] if n else ()) for n in (0, 1)
+    ]
+    noticed = [gone(0, 10, closed=True), gone(1, 9, closed=True)]
+    error = {"kind": "error", "pid": 7, "message": "ValueError: no port", "raised_at": "t.py:9", "rank": 1}
+    facts = RunFacts("demo", status="failed", exit_code=1)
+
+    def reason(at: int) -> str:
+        early = made.events([{**error, "time_ns": at, "wall_ns": at}])
+        recording = RunRecording(ranks=ranks, monitor_events=noticed, early_events=early)
+        return summarize(recording, facts).run.reason or ""
+
+    ended = "r1 ended first, after step 15, in forward; r1: ValueError: bad"
+    assert reason(50) == ended
+    assert reason(20 * MS) == (
+        f"{ended}; started again, the ranks failed before their first step: "
+        "r1: ValueError: no port, at t.py:9"
+    )

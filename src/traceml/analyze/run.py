@@ -122,6 +122,11 @@ def _how_it_failed(recording: RunRecording, ranks: dict[int, RankRecording]) -> 
     ended = endings.describe(ranks, recording.monitor_events, absent_ranks(ranks))
     if early is None or (ended is not None and endings.is_of_launcher(early)):
         return ended
+    same = ranks.get(early.rank)
+    if same is not None and ended is not None:  # that rank was started again, before or after
+        is_before = early.time_ns < int(same.header.get("process", {}).get("clock_ns", 0))
+        again = "started again, the ranks failed before their first step"
+        return ended if is_before else f"{ended}; {again}: {endings.described(early)}"
     errors = [e.time_ns for r in ranks.values() for e in r.events if e.kind == "error"]
     return endings.described(early) if all(early.time_ns < at for at in errors) else ended
 

@@ -362,3 +362,25 @@ def test_attempts_that_failed_before_their_first_step_do_not_replace_the_one_tha
         f"{ended}; started again, the ranks failed before their first step: "
         "r1: ValueError: no port, at t.py:9"
     )
+
+
+@pytest.mark.parametrize(
+    ("gone_ms", "begins"),
+    [
+        (20, "r1 ended first: it was killed by SIGTERM after step 15, in forward; "),
+        (60, "other ranks gave up waiting for r1 (after step 15, in forward); "),
+    ],
+)
+def test_rank_that_sigterm_ended_is_not_said_to_be_waited_for(gone_ms: int, begins: str) -> None:
+    """r0 lost its connection at 9 ms, because r1 was ended: a process is gone a moment after its connections.
+    A launcher that ends r1 because r0 failed comes later."""
+    ranks = {0: rank(0, events=[raised(GLOO, "backward", 9)]), 1: rank(1)}
+    noticed = [gone(0, 90, closed=True, phase="wait"), gone(1, gone_ms, **ENDED_BY_LAUNCHER)]
+    assert (describe(ranks, noticed) or "").startswith(begins)
+
+
+def test_rank_that_raised_was_not_killed_by_the_launcher() -> None:
+    """It had raised its own error when the launcher ended it, with the others."""
+    ranks = {0: rank(0), 1: rank(1, events=[raised("ValueError: bad", "forward", 5)])}
+    noticed = [gone(0, 60, **ENDED_BY_LAUNCHER), gone(1, 40, **ENDED_BY_LAUNCHER)]
+    assert describe(ranks, noticed) == "r1 ended first, after step 15, in forward; r1: ValueError: bad"

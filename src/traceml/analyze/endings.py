@@ -112,7 +112,8 @@ def _was_waited_for(end: RecordedEvent, ranks: Ranks) -> bool:
     """Whether the others gave up waiting for this rank before it ended: it hung, or it was too late."""
     here = {rank: r for rank, r in ranks.items() if r.node == ranks[end.rank].node}  # clocks differ elsewhere
     gave_up = [e.time_ns for rank, e in _errors(here) if rank != end.rank and is_echo(e)]
-    patience_ns = 0 if end.signal == BY_LAUNCHER else TOGETHER_NS
+    # A launcher ends the late rank at once, but one that was ended may be gone only after they lost it.
+    patience_ns = SAME_MOMENT_NS if end.signal == BY_LAUNCHER else TOGETHER_NS
     return bool(gave_up) and end.exact and end.time_ns - min(gave_up) > patience_ns
 
 
@@ -167,7 +168,7 @@ def _how(first: EndedFirst, ranks: Ranks, ends: Events) -> str:
     if first.together:
         return f"several ranks were killed or crashed at the same time (r{first.rank} {where})"
     who = f"r{first.rank} ended first: it" if several else f"r{first.rank}"
-    if end.signal is not None:
+    if end.signal is not None and not (end.signal == BY_LAUNCHER and _raised(end, ranks)):
         did = "crashed with" if end.signal in CRASHES else "was killed by"
         return f"{who} {did} {end.signal} {where}"
     if end.exit_code is not None and not _raised(end, ranks):

@@ -8,6 +8,7 @@ import pytest
 
 from tests.compare.making import compared, summary, windowed
 from traceml.schema.comparison import IMPROVEMENT, NO_CHANGE, REGRESSION
+from traceml.schema.summary import StepCounts
 
 
 @pytest.mark.parametrize(
@@ -124,3 +125,9 @@ def test_failed_and_running_runs_are_reported() -> None:
     found = compared(summary(status="failed"), dataclasses.replace(summary(seed=1), final=False))
     assert any(w.startswith("A did not complete (failed)") for w in found.warnings)
     assert any(w.startswith("B was still running") for w in found.warnings)
+
+
+def test_world_size_of_a_run_that_trained_nothing_is_unknown() -> None:
+    """A rank was killed before the first step, so nothing was recorded: no difference is claimed."""
+    found = compared(summary(steps=StepCounts(total=0)), summary(world=2))
+    assert "world size" not in found.why

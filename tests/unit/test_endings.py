@@ -337,3 +337,63 @@ def test_exit_code_of_the_command_is_that_of_the_only_rank(code: int, says: str)
     one = RunRecording(ranks=[made.rank(made.steps(15, **USUAL), 0)], monitor_events=[ended])
     facts = RunFacts("demo", "failed", code, begin_ns=0, end_ns=60_000 * MS)
     assert summarize(one, facts).run.reason == says
+
+
+@pytest.mark.parametrize(
+    "message", [GLOO, "torch.distributed.DistStoreError: wait timeout after 4000ms, keys: x"]
+)
+def test_rank_that_only_lost_its_peer_before_the_first_step_is_not_blamed(message: str) -> None:
+    """r1 left without a word, or hangs, before the first step: what r0 says about it is no failure of r0."""
+    early = [{"kind": "error", "rank": 0, "pid": 7, "wall_ns": 5, "message": message, "raised_at": "t.py:9"}]
+    facts = RunFacts("demo", status="failed", exit_code=1)
+    reason = summarize(RunRecording(ranks=[], early_events=made.events(early)), facts).run.reason
+    brief = GLOO_IN_BRIEF if message == GLOO else message
+    assert reason == f"no rank is known to have ended first; r0: {brief}, at t.py:9"
+    early.append({**early[0], "rank": 1, "pid": 8, "wall_ns": 6, "message": "ValueError: its own"})
+    reason = summarize(RunRecording(ranks=[], early_events=made.events(early)), facts).run.reason
+    assert reason == "r1: ValueError: its own, at t.py:9"
+
+
+def test_attempts_that_failed_before_their_first_step_do_not_replace_the_one_that_trained() -> None:
+    """A launcher starts the ranks again: how the trained attempt ended is the reason, and what came after is
+    added."""
+    ranks = [
+        rank(n, clock_ns=100, events=[raised("ValueError: bad", "forward", 9)] if n else ()) for n in (0, 1)
+    ]
+    noticed = [gone(0, 10, closed=True), gone(1, 9, closed=True)]
+    error = {"kind": "error", "pid": 7, "message": "ValueError: no port", "raised_at": "t.py:9", "rank": 1}
+    facts = RunFacts("demo", status="failed", exit_code=1)
+
+    def reason(at: int) -> str:
+        early = made.events([{**error, "time_ns": at, "wall_ns": at}])
+        recording = RunRecording(ranks=ranks, monitor_events=noticed, early_events=early)
+        return summarize(recording, facts).run.reason or ""
+
+    ended = "r1 ended first, after step 15, in forward; r1: ValueError: bad"
+    assert reason(50) == ended
+    assert reason(20 * MS) == (
+        f"{ended}; started again, the ranks failed before their first step: "
+        "r1: ValueError: no port, at t.py:9"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gone_ms", "begins"),
+    [
+        (20, "r1 ended first: it was killed by SIGTERM after step 15, in forward; "),
+        (60, "other ranks gave up waiting for r1 (after step 15, in forward); "),
+    ],
+)
+def test_rank_that_sigterm_ended_is_not_said_to_be_waited_for(gone_ms: int, begins: str) -> None:
+    """r0 lost its connection at 9 ms, because r1 was ended: a process is gone a moment after its connections.
+    A launcher that ends r1 because r0 failed comes later."""
+    ranks = {0: rank(0, events=[raised(GLOO, "backward", 9)]), 1: rank(1)}
+    noticed = [gone(0, 90, closed=True, phase="wait"), gone(1, gone_ms, **ENDED_BY_LAUNCHER)]
+    assert (describe(ranks, noticed) or "").startswith(begins)
+
+
+def test_rank_that_raised_was_not_killed_by_the_launcher() -> None:
+    """It had raised its own error when the launcher ended it, with the others."""
+    ranks = {0: rank(0), 1: rank(1, events=[raised("ValueError: bad", "forward", 5)])}
+    noticed = [gone(0, 60, **ENDED_BY_LAUNCHER), gone(1, 40, **ENDED_BY_LAUNCHER)]
+    assert describe(ranks, noticed) == "r1 ended first, after step 15, in forward; r1: ValueError: bad"

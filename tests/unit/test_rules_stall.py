@@ -388,6 +388,19 @@ def test_stall_of_a_rank_makes_no_straggler_and_no_communication(ranks: int, pha
     assert first_kinds(found) == ["STALL"]
 
 
+def test_waiting_for_a_stalled_rank_at_a_later_exchange_is_no_jitter() -> None:
+    """Local SGD exchanges every eight steps: r1 stops in step 41, and r0 waits for it in step 48."""
+    exchange = every(8, 40.0, COUNT, offset=7)
+    rows = [
+        made.steps(COUNT, measured=MEASURED, **USUAL, sync=exchange + once(47, 6_000.0)),
+        made.steps(COUNT, measured=MEASURED, **{**USUAL, "input": 1.0 + once(40, 6_000.0)}, sync=exchange),
+    ]
+    ranks = [made.rank(each, number, world_size=2) for number, each in enumerate(rows)]
+    findings = diagnose_time(align(ranks))
+    assert (findings[0].kind, findings[0].ranks, findings[0].phase) == ("STALL", [1], "input")
+    assert not [f for f in findings if f.kind == "JITTER" and made.number(f, "extra_ms") > 100]
+
+
 def test_straggler_and_stall_of_another_rank_are_both_reported() -> None:
     """r1 is always late, and once r0 stops: the straggler's numbers are those without the stall."""
     own = usual(

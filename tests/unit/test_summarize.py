@@ -426,6 +426,9 @@ def test_end_of_a_run_is_what_follows_its_last_step() -> None:
     assert "LONG_END" in {f.kind for f in summarize(idle, facts).step_time.issues}
     assert "LONG_END" not in {f.kind for f in summarize(idle, facts, final=False).step_time.issues}
     assert "LONG_END" not in {f.kind for f in summarize(validates, facts).step_time.issues}
+    stopped = summarize(made.run(made.rank(rows, lost_rows=True)), facts)
+    assert "LONG_END" not in {f.kind for f in stopped.step_time.issues}, "steps that were not recorded"
+    assert stopped.run.parts[-1].about == "after the last step that was recorded"
     late = replace(facts, begin_ns=int(rows["begin_ns"][0]) - 40 * 10**9, end_ns=last + 1)
     assert summarize(idle, late).step_time.diagnosis.kind == "LONG_START"
     assert "LONG_START" not in {f.kind for f in summarize(idle, late, final=False).step_time.issues}

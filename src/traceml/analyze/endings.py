@@ -42,6 +42,8 @@ TRACEBACK: Final = "Traceback (most recent call last)"
 BY_SIGNAL: Final = 128
 """From this exit code on, a shell means a signal."""
 
+UNKNOWN_FIRST: Final = "no rank is known to have ended first"
+
 Events = Sequence[RecordedEvent]
 Ranks = dict[int, RankRecording]
 
@@ -112,7 +114,8 @@ def _was_waited_for(end: RecordedEvent, ranks: Ranks) -> bool:
     """Whether the others gave up waiting for this rank before it ended: it hung, or it was too late."""
     here = {rank: r for rank, r in ranks.items() if r.node == ranks[end.rank].node}  # clocks differ elsewhere
     gave_up = [e.time_ns for rank, e in _errors(here) if rank != end.rank and is_echo(e)]
-    patience_ns = 0 if end.signal == BY_LAUNCHER else TOGETHER_NS
+    # A launcher ends the late rank at once, but one that was ended may be gone only after they lost it.
+    patience_ns = SAME_MOMENT_NS if end.signal == BY_LAUNCHER else TOGETHER_NS
     return bool(gave_up) and end.exact and end.time_ns - min(gave_up) > patience_ns
 
 
@@ -129,7 +132,7 @@ def describe(ranks: Ranks, noticed: Events, absent: Sequence[int] = ()) -> str |
         text = f"{_names(absent)} left no recording and may have ended first, before any backward pass"
     elif error is not None and (first is None or len(ranks) == 1):
         if len(ranks) > 1:
-            return f"no rank is known to have ended first; r{error[0]}: {error[1]}"
+            return f"{UNKNOWN_FIRST}; r{error[0]}: {error[1]}"
         raised = error[2]
         where = "" if raised.step is None else _place(raised.step - 1, raised.during, raised.raised_at)
         return ", ".join(filter(None, (error[1], where)))
@@ -167,7 +170,7 @@ def _how(first: EndedFirst, ranks: Ranks, ends: Events) -> str:
     if first.together:
         return f"several ranks were killed or crashed at the same time (r{first.rank} {where})"
     who = f"r{first.rank} ended first: it" if several else f"r{first.rank}"
-    if end.signal is not None:
+    if end.signal is not None and not (end.signal == BY_LAUNCHER and _raised(end, ranks)):
         did = "crashed with" if end.signal in CRASHES else "was killed by"
         return f"{who} {did} {end.signal} {where}"
     if end.exit_code is not None and not _raised(end, ranks):
@@ -195,9 +198,13 @@ def first_error(ranks: Ranks) -> tuple[int, str, RecordedEvent] | None:
     if not errors:
         return None
     rank, event = min(errors, key=lambda found: (is_echo(found[1]), found[1].time_ns, found[0]))
-    of_peer, message = is_echo(event), str(event.message)
-    message = SOURCE_LINE.sub("", message).partition(". ")[0] if of_peer else message
+    message = _of_peer(str(event.message)) if is_echo(event) else str(event.message)
     return rank, message.strip(), event
+
+
+def _of_peer(message: str) -> str:
+    """What happened, without torch's advice."""
+    return SOURCE_LINE.sub("", message).partition(". ")[0]
 
 
 def is_echo(event: RecordedEvent) -> bool:
@@ -205,6 +212,7 @@ def is_echo(event: RecordedEvent) -> bool:
     DistStoreError, ...), or a RuntimeError is about a peer. Python's own ConnectionResetError is not an echo:
     it is about a server, not about a rank."""
     kind, _, message = str(event.message).lower().partition(":")
+    kind = kind.rpartition(".")[2]  # an error before the first step is told with its module
     words = OF_CONNECTIONS if event.during in EXCHANGES else OF_PEERS
     of_torch = kind.startswith("dist") and kind.endswith("error")
     return of_torch or (kind == "runtimeerror" and any(word in message for word in words))
@@ -241,14 +249,14 @@ def when(event: RecordedEvent) -> int:
 def early_failure(recording: RunRecording) -> RecordedEvent | None:
     """The exception that ended the command before its process had a recording.
 
-    Of several ranks the first one, because the others may fail only because it is gone. Otherwise the last
-    one, because a helper that fails earlier does not end the command.
+    Of several ranks the first one that is no echo, because the others may fail only because it is gone.
+    Otherwise the last one, because a helper that fails earlier does not end the command.
     """
     recorded = {r.pid for r in recording.ranks}
     errors = [e for e in recording.early_events if e.kind == "error" and e.pid not in recorded]
     errors.sort(key=lambda e: e.wall_ns)
     own = [e for e in errors if not is_of_launcher(e)]
-    of_ranks = [e for e in own if e.rank >= 0]
+    of_ranks = sorted((e for e in own if e.rank >= 0), key=is_echo)
     return next(iter(of_ranks or own[::-1] or errors[::-1]), None)
 
 
@@ -263,7 +271,11 @@ def described(error: RecordedEvent) -> str:
     if first:
         return first
     where = f", at {error.raised_at}" if error.raised_at else ""
-    return (f"r{error.rank}: " if error.rank >= 0 else "") + _line(error) + where
+    if error.rank < 0:
+        return _line(error) + where
+    if is_echo(error):
+        return f"{UNKNOWN_FIRST}; r{error.rank}: {_of_peer(_line(error))}{where}"
+    return f"r{error.rank}: {_line(error)}{where}"
 
 
 def _first_failure(message: str) -> str:

@@ -122,6 +122,11 @@ def _how_it_failed(recording: RunRecording, ranks: dict[int, RankRecording]) -> 
     ended = endings.describe(ranks, recording.monitor_events, absent_ranks(ranks))
     if early is None or (ended is not None and endings.is_of_launcher(early)):
         return ended
+    same = ranks.get(early.rank)
+    if same is not None and ended is not None:  # that rank was started again, before or after
+        is_before = early.time_ns < int(same.header.get("process", {}).get("clock_ns", 0))
+        again = "started again, the ranks failed before their first step"
+        return ended if is_before else f"{ended}; {again}: {endings.described(early)}"
     errors = [e.time_ns for r in ranks.values() for e in r.events if e.kind == "error"]
     return endings.described(early) if all(early.time_ns < at for at in errors) else ended
 
@@ -191,11 +196,13 @@ def around_steps(attempts: Attempts, facts: RunFacts) -> tuple[w.OutsideSteps, w
     checkpoints."""
     first = next((r for r in attempts.chosen.values() if len(r.rows)), None)
     parts = accounting_of(first, attempts, facts) if first is not None else {}
-    if facts.status != "completed" or not parts:
+    if first is None or facts.status != "completed" or not parts:
         return w.NO_TIME, w.NO_TIME
     whole_s = max(sum(parts.values()), 1e-9)
     start_s, end_s = parts["startup_s"], parts["after_last_step_s"]
-    return w.OutsideSteps(start_s, start_s / whole_s), w.OutsideSteps(end_s, end_s / whole_s)
+    end = w.OutsideSteps(end_s, end_s / whole_s)
+    # A recording that had to stop is followed by steps that nobody saw.
+    return w.OutsideSteps(start_s, start_s / whole_s), w.NO_TIME if first.lost_rows else end
 
 
 def _outside(first: RankRecording, begin_ns: int, end_ns: int, when: str) -> dict[str, float]:
@@ -227,6 +234,8 @@ def parts_of(
     steps_s = accounting["steps_s"] - warmup_ns / 1e9
     seconds = accounting | {"warmup_s": warmup_ns / 1e9, "steps_s": steps_s}
     about = {"warmup_s": did, "steps_s": fmt.steps(steps_of(first) - warmup)}
+    if first.lost_rows:
+        about["after_last_step_s"] = "after the last step that was recorded"
     return [
         RunPart(label, seconds[key], seconds[key] / duration_s, about.get(key, usual))
         for key, (label, usual) in PARTS.items()

@@ -163,13 +163,18 @@ class TimeView:
     @cached_property
     def calm(self) -> TimeView:
         """Without single steps that stand out: what is said about all steps must not come from them. Ranks
-        that wait for the one that stalled may do so in the next step. Mostly deliberate steps stay."""
-        at, count = self.stalls, self.window.count
-        at = at[2 * self.slowest_steps[at] >= self.window.net_step_ns.max(axis=0)[at]]
-        after = at + 1 if len(self.window.ranks) > 1 else at
-        outstanding = np.unique(np.concatenate([at, after[after < count], self.skipping]))
-        is_enough = 0 < len(outstanding) <= count - FEWEST_STEPS
-        return TimeView(self.window.without(outstanding)) if is_enough else self
+        that wait for the one that stalled do so in its step, in the next one, or at their next exchange.
+        Mostly deliberate steps stay."""
+        slowest, stalls, count = self.slowest_steps, self.stalls, self.window.count
+        stalls = stalls[2 * slowest[stalls] >= self.window.net_step_ns.max(axis=0)[stalls]]
+        outstanding = [*stalls.tolist(), *self.skipping.tolist()]
+        waits = self.window.of(w.SYNC).max(axis=0) if len(self.window.ranks) > 1 else np.zeros(0)
+        for at in stalls.tolist() if len(waits) else ():
+            extra = slowest[at] - np.median(slowest)
+            outstanding += [at + 1, *(at + np.flatnonzero(waits[at:] >= extra / 2)[:1]).tolist()]
+        places = np.unique([at for at in outstanding if at < count]).astype(np.int64)
+        is_enough = 0 < len(places) <= count - FEWEST_STEPS
+        return TimeView(self.window.without(places)) if is_enough else self
 
     @cached_property
     def regular_steps(self) -> Floats:

@@ -32,10 +32,15 @@ def clock(run: Summary) -> str | None:
     return found if found in ("host", "device") else None
 
 
+def world_size(run: Summary) -> int | None:
+    """The number of ranks; unknown if none of them came to train."""
+    return run.run.world_size if run.run.steps.total != 0 else None
+
+
 FACTS: Final[tuple[Fact, ...]] = (
     Fact("batch size", lambda s: s.environment.batch_size, is_task=True),
     Fact("micro-batches", lambda s: s.environment.micro_batches, is_task=True),
-    Fact("world size", lambda s: s.run.world_size, is_task=True),
+    Fact("world size", world_size, is_task=True),
     Fact("nodes", lambda s: s.run.nodes, is_task=True),
     Fact("device", lambda s: s.environment.device, is_task=True),
     Fact("device model", lambda s: s.environment.device_name, is_task=True),

@@ -464,6 +464,17 @@ def test_a_thread_that_never_blocked_was_at_work(kind: type[PythonSwitch]) -> No
 
 
 @BOTH
+def test_a_loss_that_lost_its_core_is_the_models_time(kind: type[PythonSwitch]) -> None:
+    """What its operations can explain is CPU time. Waiting for a core stretches that, and is not `wait`."""
+    d = Driver(kind)
+    for _ in range(8):
+        operations = _step(10_000_000, 300_000, nodes=2)
+        d.play([(*o, False) if o[:2] == ("tick", 10_000_000) else o for o in operations])
+    assert value(d.rows[-1], "forward") == pytest.approx(FORWARD_NS + 10_000_000, abs=10)
+    assert value(d.rows[-1], "busy_wait_us") == 0
+
+
+@BOTH
 def test_work_before_a_forward_pass_is_told_apart_from_sleep(kind: type[PythonSwitch]) -> None:
     """In every wait place, not only after a forward pass, CPU time is known once long gaps are usual."""
     d = Driver(kind)

@@ -266,12 +266,14 @@ static int use_of_gap(Switch *s, int64_t gap, long long before, int64_t *busy, i
     if (s->is_watched) {
         ThreadUse use = thread_use(s);
         int ran = use.blocked >= 0 && use.blocked == s->blocked_since;
-        *busy = use.cpu_ns - s->cpu_since;
-        is_short = ran && *busy <= cfg.short_gap_ns;
-        if (*busy > gap || ran) *busy = gap;
+        int64_t used = use.cpu_ns - s->cpu_since;
+        is_short = ran && used <= cfg.short_gap_ns;
+        *busy = used > gap || ran ? gap : used;
         if (before >= 0) {
             double node_ns = s->node_forward > s->node_backward ? s->node_forward : s->node_backward;
-            double allowed = (double)nodes_after(s, s->nodes_since) * node_ns * cfg.node_factors[before != cfg.forward];
+            double stretched = (double)*busy / (double)(used > 0 ? used : 1); /* by a lost core */
+            node_ns *= cfg.node_factors[before != cfg.forward];
+            double allowed = (double)nodes_after(s, s->nodes_since) * node_ns * (stretched > 1.0 ? stretched : 1.0);
             *work = allowed < (double)*busy ? (int64_t)allowed : *busy;
         }
         if (gap >= cfg.look_always_ns) return is_short;

@@ -214,15 +214,15 @@ class PythonSwitch(_Unusual):
         work, use = 0, self.uses[2 * place + (before >= 0)]
         if self.is_watched:
             cpu, blocked = self.thread_clock()
-            ran = 0 <= blocked == self.blocked_since  # or was ready to, on a busy machine
-            busy = gap if ran else min(gap, cpu - self.cpu_since)
+            used, ran = cpu - self.cpu_since, 0 <= blocked == self.blocked_since  # ran, or was ready to
+            busy = gap if ran else min(gap, used)
             if before >= 0:
-                node_ns = max(self.node_forward, self.node_backward)
-                allowed = self._nodes_after(self.nodes_since) * node_ns
-                work = min(busy, int(allowed * slots.NODE_FACTORS[before != c.FORWARD]))
+                node_ns = max(self.node_forward, self.node_backward) * slots.NODE_FACTORS[before != c.FORWARD]
+                stretched = max(busy / max(used, 1), 1.0)  # by a lost core
+                work = min(busy, int(self._nodes_after(self.nodes_since) * node_ns * stretched))
             if gap < slots.LOOK_ALWAYS_NS:
                 use[:] = use[0] + gap, use[1] + busy, use[2] + work
-            return busy, work, ran and cpu - self.cpu_since <= slots.SHORT_GAP_NS
+            return busy, work, ran and used <= slots.SHORT_GAP_NS
         if self.looks or self.watch[place] < slots.WATCH_FROM or not use[0]:
             return 0, 0, False
         alike = min(gap, slots.LOOK_ALWAYS_NS)

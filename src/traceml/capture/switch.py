@@ -356,7 +356,7 @@ class PythonSwitch(_Unusual):
         if self.looks:  # what was read in the steps before counts half as much as what will be
             self.uses = [[used / 2 for used in use] for use in self.uses]
         if IS_WAIT[self.current]:
-            self.current = c.WAIT_START
+            self.current = self.live[self.live_at] = c.WAIT_START
             self.is_watched = False
             if self.looks:
                 self._begin_gap()

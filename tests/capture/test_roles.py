@@ -286,9 +286,23 @@ def test_a_batch_of_a_class_of_its_own_is_input(recorder: Recorder) -> None:
     assert not any(recorder.ms("input")[4:])
 
 
-def test_a_loss_module_in_an_evaluation_without_a_loader_is_validation(recorder: Recorder) -> None:
+class Metrics(nn.Module):
+    """Several in one, as torchmetrics has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([nn.MSELoss(), nn.L1Loss()])
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return [part(x, y) for part in self.parts]
+
+
+@pytest.mark.parametrize("kind", [nn.MSELoss, Metrics])
+def test_a_loss_module_in_an_evaluation_without_a_loader_is_validation(
+    recorder: Recorder, kind: type[nn.Module]
+) -> None:
     """Nobody puts a loss into eval mode: fetching the next batch after it still belongs to the evaluation."""
-    model, loss = nn.Linear(8, 1), nn.MSELoss()
+    model, loss = nn.Linear(8, 1), kind()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(8):
         if step == 5:

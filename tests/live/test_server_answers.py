@@ -179,7 +179,7 @@ def test_on_a_desktop_the_browser_opens(logs: Path) -> None:
     [
         (("nowhere",), "nowhere: no such file, run folder"),
         (("--port", "70000"), "use a whole number from 0 to 65535"),
-        (("--host", "no.such.host.invalid"), "is no address of this machine"),
+        (("--host", "no.such.host.invalid"), "is not an address of this machine"),
         (("--host", "192.0.2.1"), "cannot listen on 192.0.2.1"),
         (("logs/before/final_summary.json",), "give the folder with the runs"),
     ],

@@ -13,6 +13,7 @@ from tests.unit.made import align, every, window
 from traceml.analyze.cores import CoreUse
 from traceml.analyze.diagnose import diagnose_time
 from traceml.analyze.rules.rule import ordered
+from traceml.analyze.views import CALLS_OF_ANY_STEP
 from traceml.analyze.window import Window
 from traceml.schema.summary import CRIT, INFO, WARN, Finding
 
@@ -231,6 +232,23 @@ def test_unattributed_wait_names_its_place_in_the_loop() -> None:
     assert "100.0 % of it is after the backward pass" in found.summary
 
 
+def test_unattributed_wait_names_no_optimizer_that_nobody_saw() -> None:
+    """Without an optimizer steps end with the backward pass, so time between them is after that."""
+    unmeasured = ("h2d", "sync", "optimizer")
+    found = first(window(wait=80.0, place="wait_start", forward=40.0, backward=40.0, unmeasured=unmeasured))
+    assert found.kind == "WAIT_HEAVY"
+    assert "after the backward pass" in found.summary
+    assert "right after the optimizer step" not in found.summary
+
+
+@pytest.mark.parametrize(("calls", "plays"), [(60, True), (2, False)])
+def test_a_model_that_is_called_often_may_play(calls: int, plays: bool) -> None:
+    """REINFORCE acts with gradients on: what runs between the calls may be an environment."""
+    switches = np.full((1, 100), float(CALLS_OF_ANY_STEP + calls))
+    found = first(window(wait=80.0, place="wait_forward", forward=40.0, backward=40.0, switches=switches))
+    assert ("if an environment runs there" in found.action) is plays
+
+
 @pytest.mark.parametrize("key", ["checkpoint", "validation"])
 @pytest.mark.parametrize("period", [5, 10, 25])
 def test_periodic_outside_work_is_wait_heavy_not_jitter(key: str, period: int) -> None:
@@ -285,6 +303,23 @@ def test_jitter_fires_at_its_thresholds(extra: float, severity: str | None) -> N
     if severity is not None:
         assert found.severity == severity
         assert found.score == pytest.approx(share)
+
+
+def test_slow_steps_in_inferred_input_may_be_a_log_or_a_plot() -> None:
+    """No loader was seen: a pause every ten steps is told with its place, and growth is not the dataset's."""
+    usual: dict[str, Any] = {"forward": 40.0, "backward": 40.0}
+    pause = every(10, 300.0, 100)
+    found = first(window(input=pause, input_inferred=True, **usual))
+    assert found.kind == "JITTER"
+    assert "in input, i.e. what runs before the forward pass" in found.summary
+    assert found.action.endswith("look at input, i.e. what runs before the forward pass.")
+    grows = diagnose_time(window(200, input=np.linspace(0.0, 300.0, 200), input_inferred=True, **usual))
+    assert [("list" in f.action, "dataset" in f.action) for f in grows if f.kind == "SLOWDOWN"] == [
+        (True, False)
+    ]
+    once = np.where(np.arange(100) == 50, 5_000.0, 0.0)
+    stall = first(window(input=once, input_inferred=True, **usual))
+    assert "in input, i.e. what runs before the forward pass" in stall.summary
 
 
 def test_irregular_jitter_claims_no_period() -> None:

@@ -519,6 +519,16 @@ def test_a_lost_core_does_not_keep_the_watch_on(
 
 
 @BOTH
+def test_the_end_of_a_step_can_be_seen(kind: type[PythonSwitch]) -> None:
+    """A process that dies right after its optimizer step is said to have been there, not after backward."""
+    d = Driver(kind)
+    d.play([("enter_compute", c.BACKWARD), ("leave",), ("enter_optimizer",), ("leave",)])
+    assert d.live[2] == c.WAIT_BACKWARD
+    d.play([("publish", True)])
+    assert d.live[2] == c.WAIT_START
+
+
+@BOTH
 def test_a_sleep_after_forward_stays_wait(kind: type[PythonSwitch]) -> None:
     """A long gap without CPU time never counts as model work, not even before gaps are watched."""
     d = Driver(kind)

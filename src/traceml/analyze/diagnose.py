@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any, Final
 
-from traceml.analyze.cores import consider_cores
+from traceml.analyze.cores import consider_cores, without_calm_model
 from traceml.analyze.rank_view import RankView
 from traceml.analyze.rules import change, memory, ranks, single, system, time
 from traceml.analyze.rules.memory import MemoryView
@@ -71,11 +71,11 @@ class _Verdicts:
 
     def findings(self, default: Finding) -> list[Finding]:
         """Sorted; never empty. Remarks come after the verdict of a run in which nothing is wrong."""
-        if any(finding.severity != INFO for finding in self._found):
-            return ordered(self._found)
         remarks, self._found = self._found, []
         for rule, view in self._last_resorts:
             self._apply(rule, view)
+        if any(finding.severity != INFO for finding in remarks):
+            return ordered([*remarks, *self._found])
         first = ordered(self._found) or [default]
         if self.missing:
             names = ", ".join(LABELS.get(k, k) for k in self.missing)
@@ -112,7 +112,7 @@ def diagnose_time(window: Window) -> list[Finding]:
     action = "Optimize further only if the throughput is too low; compare runs to see what changed."
     balanced = informational("BALANCED", why, action, step_ms=calm.step_ms)
     found = (consider_epoch_starts(finding, calm) for finding in verdicts.findings(balanced))
-    return [consider_cores(finding, window.core_use) for finding in found]
+    return without_calm_model([consider_cores(finding, window.core_use) for finding in found])
 
 
 def _too_little(window: Window) -> Finding | None:

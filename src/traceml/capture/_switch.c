@@ -471,6 +471,7 @@ static void restart(Switch *s, int64_t now) {
         for (double *use = s->uses[2 * cfg.first_wait]; use < s->uses[0] + 6 * cfg.slots; use++) *use /= 2;
     if (!cfg.is_wait[at(s->current)]) return;
     s->current = cfg.wait_start;
+    show(s);
     s->is_watched = 0;
     if (s->looks) {
         begin_gap(s);

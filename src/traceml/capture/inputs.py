@@ -265,8 +265,11 @@ class Inputs:
 
 
 def _is_loss(module: Any) -> bool:
-    """A module without parameters belongs to the pass before it. Nobody puts a loss into eval mode."""
-    return not (getattr(module, "_parameters", True) or getattr(module, "_modules", True))
+    """A module without parameters, as losses and metrics are. Nobody puts them into eval mode."""
+    parts = getattr(module, "_modules", None)
+    if parts is None or module._parameters:
+        return False
+    return all(_is_loss(part) for part in parts.values() if part is not None)
 
 
 def _rows(array: Any) -> int:

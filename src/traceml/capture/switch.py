@@ -314,10 +314,9 @@ class PythonSwitch(_Unusual):
         flags, micro_batches = self.flags | self.step_flags | more_flags, self.fetches or self.backwards
         times = (self.busy_wait_ns // 1000, self.gc_ns // 1000, self.gc_wait_ns // 1000)
         counts = self.samples, self.tokens, flags, micro_batches, self.switches, *times
-        memory = (self.rss, self.allocated, self.reserved)
-        slot_ns = self.totals[: c.RECORDED_SLOTS]
         halves = [min(count, slots.MOST_COUNT) for count in counts]
-        ROW.pack_into(self.row_map, self.row_at, self.step, self.begin, now, *slot_ns, *memory, *halves)
+        words = *self.totals[: c.RECORDED_SLOTS], self.rss, self.allocated, self.reserved
+        ROW.pack_into(self.row_map, self.row_at, self.step, self.begin, now, *words, *halves)
         SEQUENCE.pack_into(self.row_map, self.row_at + self.row_size - SEQUENCE.size, self.sequence)
         self.row_at += self.row_size
         self.restart(now)
@@ -357,7 +356,8 @@ class PythonSwitch(_Unusual):
         if self.looks:  # what was read in the steps before counts half as much as what will be
             self.uses = [[used / 2 for used in use] for use in self.uses]
         if IS_WAIT[self.current]:
-            self.current, self.is_watched = c.WAIT_START, False
+            self.is_watched, self.live[self.live_at] = False, c.WAIT_START
+            self.current = c.WAIT_START
             if self.looks:
                 self._begin_gap()
                 self.step_nodes = self._nodes()

@@ -24,7 +24,7 @@ from traceml.schema.recorded import NodeGauges, RankRecording, RecordedEvent, Ru
 S = TypeVar("S")
 T = TypeVar("T")
 LIVE_NAMES: Final = slice(layout.LIVE_NAMES - layout.LIVE_OFFSET, layout.LIVE_BYTES)
-HEAD_COLUMNS: Final = ("step", "begin_ns", "end_ns")
+HEAD_COLUMNS: Final = ("step", "begin_ns", "end_ns", c.PHASES[c.SYNC].key)
 
 MOST_CELLS: Final = 2_000_000
 """Rows held of all ranks together: about a gigabyte once they are aligned."""

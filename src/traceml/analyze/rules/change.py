@@ -1,7 +1,7 @@
 """Step-time diagnoses of change: time that rose and stayed up, slow steps now and then."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -37,7 +37,7 @@ class Cause:
     name: str = ""  # empty: no phase explains enough
     parts: tuple[tuple[str, float], ...] = ()  # its share, or else the two largest phases and theirs
     ranks: tuple[int, ...] = ()
-    place: str = ""  # in the step, if it is wait
+    place: str = ""  # in the step, if it is wait or inferred input
 
     @property
     def phase(self) -> str | None:
@@ -91,7 +91,7 @@ def slowdown(view: TimeView) -> Measured | None:
         rise = after_ms / before_ms - 1
         work = f", for {times:.1f} times as many {what}" if times > 1 else ""
         cost_ms = (after_ms - before_ms) * (1 - shift.at / window.count)
-    grows = _WHAT_GROWS.get(cause.phase, _GROWS)
+    grows = _GROWS if cause.place and cause.phase == w.INPUT else _WHAT_GROWS.get(cause.phase, _GROWS)
     evidence = {"since_step": int(window.steps[at]), **until, "before_ms": before_ms, "after_ms": after_ms}
     return Measured(
         level=rise - window.cpu_delay_share,
@@ -272,6 +272,7 @@ def _find_cause(
     more = {k: float(level(v[slow]) - np.median(v[others])) / 1e6 for k, v in typical.items()}
     usual = window.wait_places[:, others].mean(axis=(0, 1))
     cause = explaining(more, extra_ms, window.wait_places[:, slow].mean(axis=(0, 1)) - usual)
+    cause = with_place(cause, window)
     if cause.name not in ("", w.SYNC) or len(window.ranks) < 2:
         return cause
     # The typical rank only waits: what it waits for is on the last rank of the step, or of the one before if
@@ -291,6 +292,13 @@ def _find_cause(
     late_cause = explaining(late, extra_ms, places, named)
     known = sum(share for _, share in late_cause.parts) >= EXPLAINED_SHARE
     return late_cause if known else cause
+
+
+def with_place(cause: Cause, window: w.Window) -> Cause:
+    """Inferred input has a place: it may be a log or a plot there, now and then or more and more."""
+    if cause.name != w.INPUT or not window.input_inferred:
+        return cause
+    return replace(cause, place=f"i.e. what runs {window.input_place}")
 
 
 def explaining(

@@ -5,7 +5,15 @@ from typing import Final
 import numpy as np
 
 from traceml.analyze import window as w
-from traceml.analyze.rules.change import GARBAGE_COLLECTION, Cause, busier, explaining, more_work, named
+from traceml.analyze.rules.change import (
+    GARBAGE_COLLECTION,
+    Cause,
+    busier,
+    explaining,
+    more_work,
+    named,
+    with_place,
+)
 from traceml.analyze.rules.rule import CRIT_SHARE, MOST_SHARE, Measured, Rule, Thresholds, beyond_delay
 from traceml.analyze.views import TimeView
 from traceml.schema import fmt
@@ -84,7 +92,8 @@ def _find_stop(view: TimeView, at: int, extra_ns: float) -> Cause:
     more[GARBAGE_COLLECTION] = beyond_usual(window.gc_ns)
     more_ms = {k: float(values[rows].mean()) / 1e6 for k, values in more.items()}
     named = tuple(window.ranks[row] for row in rows) if some else ()
-    return explaining(more_ms, extra_ns / 1e6, window.wait_places[rows, at].sum(axis=0), named)
+    places = window.wait_places[rows, at].sum(axis=0)
+    return with_place(explaining(more_ms, extra_ns / 1e6, places, named), window)
 
 
 def long_start(view: TimeView) -> Measured | None:

@@ -90,7 +90,10 @@ def wait_heavy(view: TimeView) -> Measured:
     advice = _WAIT_ADVICE.get(name, "look at what that phase does on the training thread")
     if name == UNATTRIBUTED:
         advice = _UNATTRIBUTED_ADVICE[_activity(view)]
-        advice = f"{_ENVIRONMENT}; otherwise {advice}" if _main_place(view)[0] == AFTER_NO_GRAD else advice
+        calls = view.work.get("model calls")
+        many = calls is not None and float(np.median(calls)) >= MANY_CALLS
+        plays = _main_place(view)[0] in (AFTER_NO_GRAD, *((AFTER_FORWARD,) if many else ()))
+        advice = f"{_ENVIRONMENT}; otherwise {advice}" if plays else advice
     but = "" if window.measured(w.OPTIMIZER) else " that was recorded (the optimizer was not)"
     found.words.update(part=_parts_in_words(view, shares, name, alone), advice=advice, but=but)
     found.evidence.update(largest_part=name, busy_wait_share=view.busy_wait_share)
@@ -109,7 +112,9 @@ def _parts_in_words(view: TimeView, shares: dict[str, float], largest: str, alon
     at, share = _main_place(view)
     activity = _activity(view)
     did = f", where the training thread was {activity}" if activity else ""
-    rest = f"{fmt.share(share)} of it is {c.WAIT_PLACES[at].where}{did}"
+    # Steps end with the backward pass where no optimizer and nothing of the next step is seen.
+    place = at if at or view.window.measured(w.OPTIMIZER) else c.WAIT_BACKWARD - c.FIRST_WAIT
+    rest = f"{fmt.share(share)} of it is {c.WAIT_PLACES[place].where}{did}"
     if not words:
         return f"it is unattributed; {rest}"
     unattributed = f"{fmt.share(shares[UNATTRIBUTED])} is unattributed, {rest}"
@@ -134,6 +139,9 @@ def _activity(view: TimeView) -> str:
 
 
 UNATTRIBUTED: Final = "unattributed"
+AFTER_FORWARD: Final = c.WAIT_FORWARD - c.FIRST_WAIT
+MANY_CALLS: Final = 10
+"""A model that is called so often in a step may act in an environment."""
 WORTH_A_WORD: Final = 0.1
 MOSTLY_BUSY, MOSTLY_IDLE, NOTABLE_DELAY = 0.7, 0.3, 0.05
 _OUTSIDE_WORDS: Final = {w.CHECKPOINT: "checkpoint writing"}

@@ -112,15 +112,23 @@ def test_slow_steps_as_frequent_as_later_ones_are_not_warm_up(period: int) -> No
 
 
 def test_slow_first_epoch_is_not_warm_up() -> None:
-    """Fifteen steps that get no faster, as without a cache: only the first one is left out."""
+    """Six or more steps that get no faster, as without a cache: only the first one is left out."""
     assert warmup_of(500.0, *[80.0] * 14, *[20.0] * 85) == 1
+    assert warmup_of(500.0, *[80.0] * 6, *[20.0] * 93) == 1
+    assert warmup_of(500.0, *[80.0] * 5, *[20.0] * 94) == 6
     assert warmup_of(500.0, *np.linspace(400.0, 45.0, 14), *[20.0] * 85) == 15
 
 
+def test_warm_up_takes_twice_as_long_as_later_steps() -> None:
+    """A second step of 21 ms before steps of 10 ms is warm-up, one of 19 ms is not."""
+    assert warmup_of(100.0, 21.0, *[10.0] * 98) == 2
+    assert warmup_of(100.0, 19.0, *[10.0] * 98) == 1
+
+
 def test_warm_up_is_at_most_a_fifth_of_the_run_and_50_steps() -> None:
-    """However slow the start, no more than that is left out."""
-    assert warmup_of(*[100.0] * 50, *[10.0] * 50) <= 20
-    assert warmup_of(*[100.0] * 200, *[10.0] * 800) <= 50
+    """However long the steps get faster, no more than that is left out."""
+    assert warmup_of(*np.geomspace(40_000.0, 40.0, 50), *[10.0] * 50) == 20
+    assert warmup_of(*np.geomspace(40_000.0, 40.0, 200), *[10.0] * 800) == 50
 
 
 # ---- clocks

@@ -131,6 +131,23 @@ def test_warm_up_is_at_most_a_fifth_of_the_run_and_50_steps() -> None:
     assert warmup_of(*np.geomspace(40_000.0, 40.0, 200), *[10.0] * 800) == 50
 
 
+def test_leading_step_that_takes_a_tenth_of_the_run_is_no_warm_up() -> None:
+    """It would vanish otherwise. 110 ms of 1,140 ms are warm-up, 120 ms of 1,150 ms are not."""
+    assert warmup_of(50.0, 110.0, *[10.0] * 98) == 2
+    assert warmup_of(50.0, 120.0, *[10.0] * 98) == 1
+
+
+@pytest.mark.parametrize(("most", "stopped", "used"), [(40, 19, 2), (40, 20, 3), (39, 19, 3)])
+def test_rank_that_stopped_early_does_not_hide_what_the_others_did(
+    most: int, stopped: int, used: int
+) -> None:
+    """A rank with fewer than 20 steps is left out if the others have twice as many."""
+    counts = (most, most, stopped)
+    found = align([made.rank(made.steps(n, **USUAL), rank, world_size=3) for rank, n in enumerate(counts)])
+    assert len(found.ranks) == used
+    assert found.total_steps == (most if used == 2 else stopped)
+
+
 # ---- clocks
 
 
@@ -155,6 +172,13 @@ def test_one_step_without_device_times_means_the_host_clock() -> None:
     found = align([gpu_rank(holed)])
     assert found.clock == "host"
     assert (found.of("h2d") == 0.1e6).all()
+
+
+@pytest.mark.parametrize(("unfinished", "clock"), [(16, "device"), (17, "host")])
+def test_last_steps_may_have_no_device_times_yet(unfinished: int, clock: str) -> None:
+    """The run ended before the device was done with them: they are left out, if they are few."""
+    found = align([gpu_rank(made.device_times(50, forward=3)[:-unfinished])])
+    assert (found.clock, int(found.steps[-1])) == (clock, 50 - unfinished if clock == "device" else 50)
 
 
 def test_one_rank_without_device_times_means_the_host_clock() -> None:

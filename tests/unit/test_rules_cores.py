@@ -177,3 +177,6 @@ def test_little_other_work_is_not_blamed_while_cores_are_left() -> None:
     starved: dict[str, Any] = {"cores": 2, "threads": 1, "run_busy": 0.6, "wait_share": 0.28}
     assert CoreUse(**starved, others_busy=0.3).rival == ""
     assert "other work keeps 1.0 of 2 cores busy" in CoreUse(**starved, others_busy=1.0).rival
+    starved["threads"] = 2
+    assert CoreUse(**starved, others_busy=0.24).rival == ""
+    assert "other work keeps 0.3 of 2 cores busy" in CoreUse(**starved, others_busy=0.26).rival

@@ -428,6 +428,9 @@ def test_waiting_for_another_rank_s_outside_work_is_said(key: str) -> None:
     (remark,) = [f for f in coupled(own).step_time.issues if f.kind == "WAIT_FOR_RANK"]
     assert (remark.ranks, remark.severity) == ([0], "info")
     assert f"wait for r0 in sync while it is in {key}: 20.2 ms per step" in remark.summary
+    for ms, is_said in ((19.0, False), (22.0, True)):  # from 5 % of a step of 39 ms on
+        own[0][key] = made.every(10, ms, COUNT, offset=5)
+        assert ("WAIT_FOR_RANK" in {f.kind for f in coupled(own).step_time.issues}) is is_said
     together = [{**phases, key: made.every(10, 200.0, COUNT, offset=5)} for phases in usual(4)]
     assert "WAIT_FOR_RANK" not in {f.kind for f in coupled(together).step_time.issues}
 

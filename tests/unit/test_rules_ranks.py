@@ -420,6 +420,16 @@ def test_rank_with_work_that_the_others_do_not_have_is_never_balanced() -> None:
     assert primary.potential_speedup is None
 
 
+@pytest.mark.parametrize(("spared", "words"), [(20, "nearly every step"), (8, "86.9 % of the steps")])
+def test_straggler_says_in_how_many_steps_it_is_late(spared: int, words: str) -> None:
+    """From 90 % of the steps on it is nearly every step."""
+    own = usual(4)
+    own[1]["input"] = np.where(np.arange(COUNT) % spared == 1, 1.0, 41.0)
+    primary = coupled(own).primary_diagnosis
+    assert (primary.status, primary.ranks) == ("INPUT STRAGGLER", [1])
+    assert f", in {words}; the others wait for it." in primary.summary
+
+
 @pytest.mark.parametrize("key", ["validation", "checkpoint"])
 def test_waiting_for_another_rank_s_outside_work_is_said(key: str) -> None:
     """r0 validates or saves every ten steps, and the others wait for it in sync."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import random
 import statistics
 import sys
@@ -143,7 +144,7 @@ def alternate(loop: Loop) -> dict[str, object]:
 def main() -> None:
     """Warm up, measure, print."""
     loop = Loop()
-    if KIND == "trace_step":
+    if KIND == "trace_step" and "TRACEML_RUN_DIR" in os.environ:
         import traceml
 
         loop.block = lambda: traceml.trace_step(loop.model)

@@ -100,18 +100,23 @@ def own_estimate(folder: Path, run_name: str) -> float:
     return float(json.loads(path.read_text())["overhead"]["us_per_step"])
 
 
-def measure_on_and_off(folder: Path, seconds: float, processes: int = 3) -> list[str]:
-    """Rows of the first table: recording on and off within a process, the median of a few processes."""
-    rows = []
+def command_of(kind: str) -> list[str]:
+    """The loop of this kind, with its launcher."""
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=1"] if kind == "ddp" else []
+    return [*launcher, LOOPS, kind]
+
+
+def measure_on_and_off(
+    folder: Path, seconds: float, processes: int = 3
+) -> tuple[list[str], dict[str, float]]:
+    """Rows of the first table: recording on and off within a process, the median of a few processes; and
+    what was added per step, in microseconds."""
+    rows, added = [], {}
     for name, kind in KINDS:
-        launcher = ["-m", "torch.distributed.run", "--nproc-per-node=1"] if kind == "ddp" else []
-        found = []
-        for _ in range(processes):
-            one = run(folder, kind, *launcher, LOOPS, kind, str(seconds), "alternate")
-            found.append({**one, "own_us": own_estimate(folder, kind)})
+        found = [run(folder, kind, *command_of(kind), str(seconds), "alternate") for _ in range(processes)]
         middle = sorted(found, key=lambda one: one["added_us"])[processes // 2]
+        added[kind] = middle["added_us"]
         low, high = middle["interval_us"]
-        ratio = middle["own_us"] / middle["added_us"]
         cells = (
             name,
             f"{middle['step_us']:.0f} µs",
@@ -119,28 +124,37 @@ def measure_on_and_off(folder: Path, seconds: float, processes: int = 3) -> list
             f"{low:+.1f} .. {high:+.1f} µs",
             f"{middle['fastest_us']:+.1f} µs",
             ", ".join(f"{one['added_us']:+.1f}" for one in found),
-            f"{middle['own_us']:.1f} µs ({ratio:.2f})",
             f"{middle['wrapper_us']:+.1f} µs" if middle["wrapper_us"] else "",
         )
+        rows.append(f"| {' | '.join(cells)} |")
+        print(rows[-1], flush=True)
+    return rows, added
+
+
+def measure_processes(folder: Path, pairs: int, on_and_off: dict[str, float]) -> list[str]:
+    """Rows of the second table: plain and traced processes in turn, and what the summary says."""
+    rows = []
+    for name, kind in KINDS:
+        tenth, middle, own = [], [], []
+        for pair in range(pairs):
+            found = {}
+            for traced in (False, True) if pair % 2 else (True, False):
+                found[traced] = run(folder, kind if traced else None, *command_of(kind), "2")
+            tenth.append(found[True]["fastest_tenth_us"] - found[False]["fastest_tenth_us"])
+            middle.append(found[True]["median_us"] - found[False]["median_us"])
+            own.append(own_estimate(folder, kind))
+        estimate = statistics.median(own)
+        ratios = (estimate / measured for measured in (on_and_off[kind], statistics.median(middle)))
+        cells = (name, spread(tenth), spread(middle), f"{estimate:.1f} µs", *(f"{r:.2f}" for r in ratios))
         rows.append(f"| {' | '.join(cells)} |")
         print(rows[-1], flush=True)
     return rows
 
 
-def measure_processes(folder: Path, pairs: int) -> list[str]:
-    """Rows of the second table: plain and traced processes in turn."""
-    rows = []
-    for name, kind in KINDS[:2]:
-        added = []
-        for pair in range(pairs):
-            found = {}
-            for traced in (False, True) if pair % 2 else (True, False):
-                found[traced] = run(folder, kind if traced else None, LOOPS, kind, "2")["fastest_tenth_us"]
-            added.append(found[True] - found[False])
-        low, middle, high = statistics.quantiles(added, n=4)
-        rows.append(f"| {name} | {middle:+.1f} µs | {low:+.1f} .. {high:+.1f} µs |")
-        print(rows[-1], flush=True)
-    return rows
+def spread(values: list[float]) -> str:
+    """Median and quartiles."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle:+.1f} µs ({low:+.1f} .. {high:+.1f})"
 
 
 def measure_parts(folder: Path) -> list[str]:
@@ -221,8 +235,8 @@ def main() -> None:
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        on_and_off = measure_on_and_off(folder, given.seconds)
-        processes = measure_processes(folder, given.pairs)
+        on_and_off, added = measure_on_and_off(folder, given.seconds)
+        processes = measure_processes(folder, given.pairs, added)
         parts, ends = measure_parts(folder), measure_ends(folder, given.pairs)
     text = "\n".join(
         [
@@ -233,12 +247,16 @@ def main() -> None:
             "",
             *table(
                 "loop | step | added per step | 95 % interval | fastest of 8 steps | each process "
-                "| own estimate (ratio) | the same calls in an empty Python wrapper",
+                "| the same calls in an empty Python wrapper",
                 on_and_off,
             ),
-            f"Plain and traced processes in turn, {given.pairs} pairs, the fastest tenth of the steps:",
+            f"Plain and traced in turn, {given.pairs} pairs of processes (median and quartiles):",
             "",
-            *table("loop | added per step, median | quartiles over pairs", processes),
+            *table(
+                "loop | added to the fastest tenth | added to the median step | own estimate "
+                "| of on and off | of processes in turn",
+                processes,
+            ),
             "By part, recording on and off around one kind of call, after a matrix product:",
             "",
             *table("call | added, median", parts),

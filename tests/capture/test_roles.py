@@ -257,6 +257,54 @@ def test_time_after_a_loop_is_not_between_a_batch_and_its_forward_pass(
     assert (epochs["wait_input"] < 0.9e6 * NAP_MS).all()
 
 
+class OwnBatch:
+    """What iterators outside of PyTorch give: a batch that is no tensor, tuple or mapping."""
+
+    def __init__(self) -> None:
+        time.sleep(NAP_MS / 1000)
+        self.x = torch.randn(4, 8)
+
+
+class TakesBatch(nn.Linear):
+    """A model that gets the whole batch."""
+
+    def forward(self, batch: Any) -> Any:
+        return super().forward(batch.x)
+
+
+def test_a_batch_of_a_class_of_its_own_is_input(recorder: Recorder) -> None:
+    """Without a loader, a new batch is new data, whatever its class; the same one again is not."""
+    model = TakesBatch(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(4):
+        batch = OwnBatch()
+        train(model, optimizer, batch, torch.zeros(4, 1))
+    for _ in range(3):
+        time.sleep(NAP_MS / 1000)
+        train(model, optimizer, batch, torch.zeros(4, 1))
+    assert min(recorder.ms("input")[1:4]) > 0.95 * NAP_MS
+    assert not any(recorder.ms("input")[4:])
+
+
+def test_a_loss_module_in_an_evaluation_without_a_loader_is_validation(recorder: Recorder) -> None:
+    """Nobody puts a loss into eval mode: fetching the next batch after it still belongs to the evaluation."""
+    model, loss = nn.Linear(8, 1), nn.MSELoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(8):
+        if step == 5:
+            model.eval()
+            with torch.no_grad():
+                for _ in range(4):
+                    loss(model(torch.randn(4, 8)), torch.zeros(4, 1))
+                    time.sleep(NAP_MS / 1000)
+            model.train()
+        train(model, optimizer, torch.randn(4, 8), torch.zeros(4, 1))
+    took = recorder.ms("validation")
+    assert took[5] > 2.9 * NAP_MS
+    assert not any(took[:5] + took[6:])
+    assert not any(recorder.ms("no_grad"))
+
+
 def test_evaluation_after_hand_written_updates_is_validation(recorder: Recorder, make_training: Make) -> None:
     """No optimizer is known, so the step is still open when the evaluation begins; its loader is no input."""
     model, _, loader = make_training(20)

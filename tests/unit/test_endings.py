@@ -324,3 +324,16 @@ def test_script_that_ends_itself_is_not_placed_in_a_phase() -> None:
         describe(one, [gone(0, 10, closed=True, phase="wait", exit_code=1)])
         == "the script exited after step 15"
     )
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [(3, "the script exited after step 15"), (139, "r0 was killed or crashed, after step 15, in forward")],
+)
+def test_exit_code_of_the_command_is_that_of_the_only_rank(code: int, says: str) -> None:
+    """The monitor collected the command before the kernel was asked how its process ended: on a busy machine
+    both happen at once. A code that a shell gives for a signal says nothing about the script."""
+    ended = gone(0, 10, closed=code < 128)
+    one = RunRecording(ranks=[made.rank(made.steps(15, **USUAL), 0)], monitor_events=[ended])
+    facts = RunFacts("demo", "failed", code, begin_ns=0, end_ns=60_000 * MS)
+    assert summarize(one, facts).run.reason == says

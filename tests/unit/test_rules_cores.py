@@ -13,7 +13,7 @@ from traceml.analyze.cores import CoreUse, core_use
 from traceml.analyze.diagnose import diagnose_time
 from traceml.analyze.summarize import summarize
 from traceml.schema.recorded import RunFacts
-from traceml.schema.summary import Environment, Finding
+from traceml.schema.summary import CRIT, Environment, Finding
 
 FACTS = RunFacts("demo", status="completed", cores=2, environment=Environment(cpu_count=2))
 BUSY: dict[str, dict[str, Any]] = {
@@ -122,6 +122,38 @@ def test_rank_that_alone_lacks_cores_is_reported() -> None:
     assert found.action.startswith("Free CPU cores for r1 first: ")
 
 
+@pytest.mark.parametrize(
+    ("pinned", "cores", "who"),
+    [
+        (
+            ("1", "1"),
+            1,
+            "the run competes with itself, 2 processes × 1 thread on 1 core: try fewer processes",
+        ),
+        (("1", "2"), 2, "other work keeps 0.9 of 2 cores busy"),
+        (("3", None), 2, "other work keeps 0.9 of 2 cores busy"),
+        (("3", "x"), 2, "other work keeps 0.9 of 2 cores busy"),
+    ],
+)
+def test_ranks_that_are_pinned_to_one_core_compete_with_each_other(
+    pinned: tuple[str | None, ...], cores: int, who: str
+) -> None:
+    """Two ranks that a script or a launcher pins to one of two cores: other work is not blamed."""
+    rows = made.steps(100, forward=40.0, sync=0.0, measured=(*made.ALL_MEASURED, "sync"))
+    ranks = [made.rank(rows, number, world_size=2) for number in range(2)]
+    for rank, mask in zip(ranks, pinned, strict=True):
+        rank.header["process"] |= {"cores": mask, "threads": 1}
+    gauges = [made.process(10, pid=100 + n, core_wait_percent=45.0, cpu_percent=50.0) for n in range(2)]
+    process_rows = np.concatenate(gauges)
+    process_rows["time_ns"] = 2_000_000_000
+    system_rows = made.system(10, cpu_percent=95.0)
+    system_rows["time_ns"] = 2_000_000_000
+    run = made.run(*ranks, process_rows=process_rows, system_rows=system_rows)
+    found = summarize(run, FACTS).primary_diagnosis
+    assert found.evidence["cores"] == cores
+    assert who in found.action
+
+
 def test_lack_of_cores_is_not_first_if_it_explains_little_of_the_excess() -> None:
     """r1 sleeps for 60 % of its step and waits for cores a tenth longer than r0: the sleep comes first."""
     rows = [made.steps(100, forward=ms, measured=made.ALL_MEASURED) for ms in (40.0, 100.0)]
@@ -183,3 +215,21 @@ def test_little_other_work_is_not_blamed_while_cores_are_left() -> None:
     starved["threads"] = 2
     assert CoreUse(**starved, others_busy=0.24).rival == ""
     assert "other work keeps 0.3 of 2 cores busy" in CoreUse(**starved, others_busy=0.26).rival
+
+
+@pytest.mark.parametrize(
+    ("kind", "waited", "primary"),
+    [("BALANCED", 81.0, "CPU_LIMITED"), ("BALANCED", 40.0, "BALANCED"), ("INPUT_BOUND", 81.0, "INPUT_BOUND")],
+)
+def test_run_that_mostly_waits_for_a_core_is_not_balanced(kind: str, waited: float, primary: str) -> None:
+    """A lack of cores that costs most of the time is the verdict, unless a phase stands out all the same."""
+    process_rows = made.process(10, cpu_percent=19.0, core_wait_percent=waited)
+    system_rows = made.system(10, cpu_percent=99.0)
+    process_rows["time_ns"] = system_rows["time_ns"] = 2_000_000_000
+    rank = made.rank(made.steps(100, **BUSY[kind]))
+    found = summarize(made.run(rank, process_rows=process_rows, system_rows=system_rows), FACTS)
+    assert found.primary_diagnosis.kind == primary
+    if waited > 50:
+        assert (found.system.diagnosis.kind, found.system.diagnosis.severity) == ("CPU_LIMITED", CRIT)
+        assert found.system.diagnosis.summary == "The training threads waited for a core 81.0 % of the time."
+        assert "other work keeps 1.8 of 2 cores busy" in found.system.diagnosis.action

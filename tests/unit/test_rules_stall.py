@@ -71,6 +71,22 @@ def test_stall_is_judged_by_its_share_of_the_run(ms: float, severity: str | None
     assert [f.severity for f in findings] == ([] if severity is None else [severity])
 
 
+def test_a_validation_counts_though_the_checkpoint_of_its_step_took_longer_than_usual() -> None:
+    """Two steps validate and save. That one of them saves slowly does not hide half of all validation."""
+    validation, checkpoint = once(33, 1_600.0) + once(66, 1_600.0), once(33, 160.0) + once(66, 30.0)
+    first = diagnose_time(window(COUNT, **USUAL, validation=validation, checkpoint=checkpoint))[0]
+    assert first.kind == "WAIT_HEAVY"
+    assert first.evidence["cost_ms"] == pytest.approx(33.9)
+
+
+def test_a_stall_by_the_garbage_collector_says_what_to_do_about_it() -> None:
+    """The cause is known, so nobody is sent to look for storage or locks."""
+    first = diagnose_time(stalled("wait", 1, 2_000.0, gc=once(1, 2_000.0)))[0]
+    assert (first.kind, first.evidence["where"]) == ("STALL", "garbage collection")
+    assert "gc.freeze()" in first.action
+    assert "storage" not in first.action
+
+
 @pytest.mark.parametrize("count", [6, 10, 19])
 def test_stall_in_a_short_run_is_a_warning(count: int) -> None:
     """Fewer than 20 steps: found, but never critical."""
@@ -211,6 +227,20 @@ def test_stall_in_the_first_steps_does_not_vanish_in_warm_up(step: int) -> None:
     made_window = align([made.rank(made.steps(COUNT, forward=forward, backward=10.0))])
     assert made_window.steps[0] <= step
     assert found("STALL", diagnose_time(made_window)).evidence["step"] == step
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("phase", ["input", "forward", "backward", "optimizer"])
+def test_first_step_that_only_one_rank_spends_most_of_the_training_in_is_no_warm_up(
+    ranks: int, phase: str
+) -> None:
+    """All others wait for it: the rank and the phase are told. What all ranks need at first is warm-up."""
+    alone = coupled(usual(ranks, **{phase: lambda rank: once(0, 6_000.0 * (rank == 1))}))
+    primary = alone.primary_diagnosis
+    assert (primary.kind, primary.ranks, primary.phase) == ("STALL", [1], phase), primary.summary
+    assert primary.evidence["step"] == 1
+    shared = coupled(usual(ranks, **{phase: lambda rank: once(0, 6_000.0 + 2_000.0 * (rank == 1))}))
+    assert "STALL" not in kinds(shared.step_time.issues)
 
 
 @pytest.mark.parametrize("slow", [1, 2, 3, 4])
@@ -448,6 +478,9 @@ def test_a_step_that_does_more_was_not_stopped() -> None:
     findings = diagnose_time(window(COUNT, forward=2.0, backward=3.0, optimizer=1.0, **sampled))
     assert "STALL" not in kinds(findings)
     assert "301 model calls instead of 1" in found("MORE_WORK", findings).summary
+    # Exchanges are counted among the calls: a step that has more of them, and is stopped, did no more work.
+    averaged: Any = {"wait": 300.0 * (work > 1), "switches": calls.astype(float)}
+    assert "STALL" in kinds(diagnose_time(window(COUNT, forward=2.0, backward=3.0, **averaged)))
     (stall, *_) = diagnose_time(window(COUNT, forward=2.0 * work, backward=3.0 * work, optimizer=1.0))
     assert "batches" not in stall.summary
     assert "what stopped" in stall.action

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.unit import made
+from traceml.analyze.cores import CoreUse
 from traceml.analyze.diagnose import diagnose_gauges
 from traceml.analyze.rules.system import GaugeView
 from traceml.analyze.sections import process_samples, process_section, system_section, training_times
@@ -30,7 +31,7 @@ def system_of(device: dict[str, Any] | None = None, **gauges: Any) -> Section:
     """The system section of a run with these gauges."""
     one = rank(device=device)
     return system_section(
-        made.run(one, system_rows=made.system(**gauges)), FACTS, {0: one}, training_times({0: one})
+        made.run(one, system_rows=made.system(**gauges)), FACTS, {0: one}, training_times({0: one}), CoreUse()
     )
 
 
@@ -128,7 +129,9 @@ def test_only_samples_during_training_count() -> None:
     rows = made.system(20, gpu_util_percent=0.0)
     rows["time_ns"] = np.arange(20) * 100_000_000
     rows["gpu_util_percent"][rows["time_ns"] >= 1_000_000_000] = 95.0
-    found = system_section(made.run(one, system_rows=rows), FACTS, {0: one}, training_times({0: one}))
+    found = system_section(
+        made.run(one, system_rows=rows), FACTS, {0: one}, training_times({0: one}), CoreUse()
+    )
     assert found.diagnosis.status == "NORMAL"
     assert found.window.samples == 10
 
@@ -245,7 +248,7 @@ def test_findings_are_sorted_by_severity() -> None:
 def test_empty_run_has_both_sections() -> None:
     """Without ranks and samples both sections say NO DATA."""
     empty = RunRecording(ranks=[])
-    assert system_section(empty, FACTS, {}, {}).diagnosis.kind == "NO_DATA"
+    assert system_section(empty, FACTS, {}, {}, CoreUse()).diagnosis.kind == "NO_DATA"
     assert process_section(empty, FACTS, {}, None, process_samples(empty, {}, {})).diagnosis.kind == "NO_DATA"
 
 

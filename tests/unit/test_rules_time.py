@@ -253,6 +253,14 @@ def test_periodic_outside_work_and_steady_wait_add_up() -> None:
 # ---- JITTER
 
 
+def test_a_warning_about_wait_does_not_hide_slow_steps_that_cost_half_of_all_time() -> None:
+    """Logging every ten steps next to some validation: when it happens and what it costs comes first."""
+    log, validation = every(10, 600.0, 100), every(50, 1_000.0, 100)
+    found = diagnose_time(window(**COMPUTE, validation=validation, wait=log, place="wait_start"))
+    assert [(f.kind, f.severity) for f in found] == [("JITTER", CRIT), ("WAIT_HEAVY", WARN)]
+    assert found[0].evidence["period"] == 10
+
+
 @pytest.mark.parametrize("period", [5, 10, 20])
 @pytest.mark.parametrize("phase", ["input", "forward", "backward", "optimizer", "wait"])
 def test_jitter_reports_period_size_and_phase(phase: str, period: int) -> None:

@@ -465,6 +465,22 @@ def test_a_thread_that_never_blocked_was_at_work(kind: type[PythonSwitch]) -> No
 
 
 @BOTH
+@pytest.mark.parametrize("nodes", [1, 100])
+def test_waiting_for_a_core_is_shared_like_the_time_in_which_the_thread_ran(
+    kind: type[PythonSwitch], nodes: int
+) -> None:
+    """A gap of 10 ms, of which the thread ran 1 ms and lacked a core for the rest: all of it is the model's
+    work if its operations explain that millisecond, half of it if they explain half."""
+    d = Driver(kind)
+    for _ in range(8):
+        operations = _step(10_000_000, 1_000_000, nodes)
+        d.play([(*o, False) if o[:2] == ("tick", 10_000_000) else o for o in operations])
+    explained = min(1.0, nodes * NODE_FACTORS[1] * (FORWARD_NS / FORWARD_NODES) / 1_000_000)
+    assert explained == (0.5 if nodes == 1 else 1.0)
+    assert value(d.rows[-1], "forward") - FORWARD_NS == pytest.approx(10_000_000 * explained, rel=0.01)
+
+
+@BOTH
 def test_work_before_a_forward_pass_is_not_taken_for_sleep(kind: type[PythonSwitch]) -> None:
     """In every wait place, not only after a forward pass, CPU time is known once long gaps are usual."""
     d = Driver(kind)
@@ -484,6 +500,22 @@ def test_the_watch_ends_when_long_gaps_become_rare(
     for gap in (*[10_000_000] * 5, *[50] * short_gaps, 10_000_000):
         d.play(_step(gap, 3_000_000))
     assert (value(d.rows[-1], "forward") > FORWARD_NS + 1_000_000) is watched
+
+
+@BOTH
+@pytest.mark.parametrize(("lost_cores", "watched"), [(16, 1), (17, 0)])
+def test_a_lost_core_does_not_keep_the_watch_on(
+    kind: type[PythonSwitch], lost_cores: int, watched: int
+) -> None:
+    """A short gap in which another process got the core counts as short. A busy machine takes the core away
+    at our own system calls, so such gaps would never become rare."""
+    d = Driver(kind)
+    for _ in range(5):
+        d.play(_step(10_000_000, 3_000_000))
+    for _ in range(lost_cores):
+        operations = _step(10_000_000, 50)
+        d.play([(*o, False) if o[:2] == ("tick", 10_000_000) else o for o in operations])
+    assert d.switch.watching == watched
 
 
 @BOTH

@@ -14,7 +14,8 @@ import pytest
 
 from tests.unit import made
 from tests.unit.test_exit_times import keeps_status
-from traceml.monitor.watchdog import Watchdog
+from traceml.capture import slots
+from traceml.monitor.watchdog import Watchdog, phase_name
 from traceml.recording import layout
 from traceml.recording.tail import Tail, live_tail
 from traceml.recording.writer import RecordingWriter
@@ -202,3 +203,21 @@ def test_end_of_a_rank_that_closed_its_recording_is_noted_when_it_exits(
     monkeypatch.setattr("traceml.monitor.watchdog.time.perf_counter_ns", lambda: now + 60 * S)
     watchdog.look()
     assert len(events.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("slot", "says"),
+    [
+        (slots.AFTER_VALIDATION, "validation"),
+        (slots.AFTER_PENDING, "validation or forward without gradients"),
+        (slots.PENDING_NO_GRAD, "validation or forward without gradients"),
+        (slots.PENDING_GAP, "validation or forward without gradients"),
+        (slots.PENDING_EVAL, "forward or validation"),
+        (slots.PENDING_FETCH, "input"),
+        (slots.TRANSFORM, "forward"),
+        (c.WAIT_START, "wait (right after the optimizer step)"),
+    ],
+)
+def test_place_of_a_rank_is_told_while_its_phase_is_in_doubt(slot: int, says: str) -> None:
+    """A rank killed or stuck inside a validation loop is in validation, also between two of its batches."""
+    assert phase_name(slot % 256).startswith(says)

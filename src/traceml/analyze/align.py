@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceml.analyze.recordings import Ranks
-from traceml.analyze.window import Floats, Window, median_over_ranks
+from traceml.analyze.rules.rule import MOST_SHARE
+from traceml.analyze.window import SYNC, Floats, Window, median_low, median_over_ranks
 from traceml.analyze.window_arrays import Before, Rows, WindowArrays
 from traceml.schema.recorded import RankRecording
 
@@ -101,10 +102,19 @@ def _warmup(
         return (), -1
     rows = columns.pick(heads, first)
     took = np.stack([(r["end_ns"] - r["begin_ns"]).astype(float) for r in rows])
+    own_first = took[:, 0] - [r[SYNC][0] for r in rows]
     lead = median_over_ranks(took)
     after = median_over_ranks(step_ns[::every, np.searchsorted(steps, first[-1], side="right") :])
-    skip = _leading_slow(lead, took.max(axis=0), after) if count >= 5 and len(after) else 0
+    is_enough = count >= 5 and len(after) and not _stands_alone(own_first, float(lead.sum() + after.sum()))
+    skip = _leading_slow(lead, took.max(axis=0), after) if is_enough else 0
     return tuple(float(v) for v in lead[:skip] / 1e6), int(first[skip - 1]) if skip else -1
+
+
+def _stands_alone(own: Floats, all_ns: float) -> bool:
+    """Whether one rank's work in its first step takes far longer than that of the others, and most of the
+    training: that is no warm-up, which all ranks have."""
+    others = median_low(np.sort(own)[:-1]) if len(own) > 1 else float(own.max())
+    return float(own.max()) - others > max(MOST_SHARE * all_ns, WARMUP_FACTOR * others)
 
 
 def _leading_slow(lead: Floats, longest: Floats, after: Floats) -> int:

@@ -90,6 +90,11 @@ class CoreUse:
         return "; ".join(filter(None, (itself, others)))
 
     @property
+    def remedy(self) -> str:
+        """What to do about a lack of cores."""
+        return self.rival or "look for other jobs, a CPU quota, or a busy host of this machine"
+
+    @property
     def more_threads(self) -> int | None:
         """Torch threads per process that idle cores would allow; None if too few are idle."""
         free, wanted = self.free, self.processes * self.threads
@@ -145,23 +150,35 @@ def core_use(
     busy, waited = of_processes("cpu_percent"), of_processes("core_wait_percent")
     run_busy = sum(busy.values()) if len(busy) == len(processes) else None
     count, all_busy, others_busy = facts.environment.cpu_count, of_machine("cpu_percent"), None
+    cores = min(facts.cores, _cores_of(processes.values()) or facts.cores)
     # What other work used is unknown if the run may use only some of the machine's cores.
-    if all_busy is not None and run_busy is not None and count == facts.cores:
+    if all_busy is not None and run_busy is not None and count == cores:
         others_busy = max(0.0, all_busy * count - run_busy)
     threads = [r.header.get("process", {}).get("threads") for r in processes.values()]
     starts = ([e for e in r.events if e.kind == "epoch_start"] for r in processes.values())
     return CoreUse(
-        cores=facts.cores,
+        cores=cores,
         processes=len(processes),
         threads=max(n if isinstance(n, int) and n > 0 else 1 for n in threads),
         workers=sum(max((e.workers or 0 for e in events), default=0) for events in starts),
         wait_share=max(waited.values(), default=0.0),
-        run_busy=None if run_busy is None else min(run_busy, float(facts.cores)),
+        run_busy=None if run_busy is None else min(run_busy, float(cores)),
         others_busy=others_busy,
         throttled_share=of_machine("cpu_throttled_percent") or 0.0,
         on_cpu=trains_on_cpu(trained),
         rank_waits={processes[pid].rank: share for pid, share in waited.items()},
     )
+
+
+def _cores_of(processes: Iterable[RankRecording]) -> int:
+    """On how many cores these may run together: each may be pinned to its own, or all to one. 0: unknown."""
+    together = 0
+    for recorded in processes:
+        try:
+            together |= int(recorded.header.get("process", {})["cores"], 16)
+        except (KeyError, TypeError, ValueError):
+            return 0
+    return max(together, 0).bit_count()
 
 
 # ---- what that means for a finding ---------------------------------------------------------------
@@ -180,11 +197,10 @@ def consider_cores(finding: Finding, use: CoreUse) -> Finding:
 
 def _cores_first(finding: Finding, use: CoreUse, why: str, action: str) -> Finding:
     then = f"{finding.action[:1].lower()}{finding.action[1:]}"
-    unseen = "look for other jobs, a CPU quota, or a busy host of this machine"
     return replace(
         finding,
         summary=f"{finding.summary} {why}",
-        action=f"{action}: {use.rival or unseen}. Then {then}",
+        action=f"{action}: {use.remedy}. Then {then}",
         evidence={**finding.evidence, **_facts(use), "promised": False},
     )
 

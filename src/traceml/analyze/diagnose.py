@@ -5,12 +5,13 @@ from dataclasses import fields, replace
 from typing import Any, Final
 
 from traceml.analyze.cores import consider_cores
+from traceml.analyze.rank_view import RankView
 from traceml.analyze.rules import change, memory, ranks, single, system, time
 from traceml.analyze.rules.memory import MemoryView
 from traceml.analyze.rules.rule import WARN_SHARE, Rule, View, informational, ordered
 from traceml.analyze.rules.system import GaugeView
 from traceml.analyze.rules.time import consider_epoch_starts
-from traceml.analyze.views import FEWEST_STEPS, RankView, TimeView
+from traceml.analyze.views import FEWEST_STEPS, TimeView
 from traceml.analyze.window import H2D, LABELS, OPTIMIZER, SYNC, Window
 from traceml.schema import fmt
 from traceml.schema.summary import CRIT, INFO, Finding, Primary
@@ -61,8 +62,11 @@ class _Verdicts:
         level = measured.level * of_all if rule.of_all_time else measured.level
         of_view = replace(measured, score=measured.score * of_all, level=level)
         finding = rule.finding(of_view, self._critical_allowed)
-        phases = {found.phase for found in self._found} if rule.unless_same_phase else ()
-        if finding is not None and finding.phase not in phases:
+        if finding is None:
+            return
+        # A warning about the same phase does not hide what is critical.
+        same = {found.phase for found in self._found if found.severity in (CRIT, finding.severity)}
+        if not (rule.unless_same_phase and finding.phase in same):
             self._found.append(finding)
 
     def findings(self, default: Finding) -> list[Finding]:
@@ -153,13 +157,16 @@ def diagnose_gauges(view: GaugeView, section: str, calm: str) -> list[Finding]:
 def choose_primary(
     step_time: list[Finding], step_memory: list[Finding], system: list[Finding], step_ms: float | None
 ) -> Primary:
-    """The first of: a step-time problem, critical memory, idle GPUs that nothing explains, any step-time
-    finding. With it, how much faster a step would be without its cost."""
+    """The first of: a step-time problem, critical memory, idle GPUs that nothing explains, a lack of cores
+    that costs most of a balanced step, any step-time finding. With it, how much faster a step would be
+    without its cost."""
+    balanced = step_time[0].kind == "BALANCED"
     unjudged = step_time[0].kind in ("NO_DATA", "WARMUP")
     candidates = (
         ("step_time", [f for f in step_time if f.severity != INFO]),
         ("step_memory", [f for f in step_memory if f.severity == CRIT]),
         ("system", [f for f in system if f.kind == "LOW_GPU_UTILIZATION" and not unjudged]),
+        ("system", [f for f in system if f.kind == "CPU_LIMITED" and f.severity == CRIT and balanced]),
         ("step_time", step_time),
     )
     section, finding = next((section, found[0]) for section, found in candidates if found)

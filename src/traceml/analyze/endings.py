@@ -39,6 +39,8 @@ OF_LAUNCHERS: Final = ("ChildFailedError", "CalledProcessError", "SignalExceptio
 """Raised by a process that only started another one; the other one has the reason."""
 LAUNCHER_LIST: Final = re.compile(r"\brank *: (\d+) \(local_rank: \d+\)\s+exitcode *: (-?\d+)")
 TRACEBACK: Final = "Traceback (most recent call last)"
+BY_SIGNAL: Final = 128
+"""From this exit code on, a shell means a signal."""
 
 Events = Sequence[RecordedEvent]
 Ranks = dict[int, RankRecording]
@@ -216,6 +218,16 @@ def _ends(ranks: Ranks, noticed: Events) -> list[RecordedEvent]:
         return mine is not None and event.pid in (None, mine.pid)
 
     return sorted((e for e in noticed if e.kind == "rank_ended" and is_theirs(e)), key=when)
+
+
+def with_exit_code(recording: RunRecording, ranks: Ranks, facts: RunFacts) -> list[RecordedEvent]:
+    """What the monitors noticed. The only process that trained exited with the command's code, if the kernel
+    could not tell any more with which one."""
+    noticed, code = recording.monitor_events, facts.exit_code or 0
+    if len(recording.ranks) != 1 or expected_ranks(ranks) != 1 or not 0 < code < BY_SIGNAL:
+        return noticed
+    unknown = (e.kind == "rank_ended" and e.exit_code is None and e.signal is None for e in noticed)
+    return [replace(e, exit_code=code) if is_so else e for e, is_so in zip(noticed, unknown, strict=True)]
 
 
 def when(event: RecordedEvent) -> int:

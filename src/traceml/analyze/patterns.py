@@ -12,6 +12,8 @@ from traceml.analyze.window import RARE_SHARE, Floats
 SLOW_FACTOR: Final = 1.5
 FEWEST_SLOW: Final = 3
 FAR_FACTOR: Final = 2.0
+MOST_SLOW: Final = 0.3
+"""More than what is rare (`RARE_SHARE`), so that no number of slow steps is neither jitter nor usual."""
 STALL_FACTOR: Final = 3.0
 STALL_LEAST_NS: Final = 50e6
 """A stall takes at least this many times the median step, and this much longer: any machine has hiccups."""
@@ -156,7 +158,7 @@ def slow_steps(values: Floats) -> NDArray[np.int64]:
         others = np.delete(excess, slow)
         is_apart = len(others) and excess[slow].min() >= FAR_FACTOR * np.percentile(others, 95)
         slow = slow if is_apart or find_period(slow) is not None else slow[:0]
-    return slow if FEWEST_SLOW <= len(slow) <= RARE_SHARE * len(values) else slow[:0]
+    return slow if FEWEST_SLOW <= len(slow) <= MOST_SLOW * len(values) else slow[:0]
 
 
 def dominant_slow_steps(slow: NDArray[np.int64], excess: Floats) -> NDArray[np.int64]:

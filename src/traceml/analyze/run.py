@@ -50,7 +50,7 @@ ALWAYS: Final = ("startup_s", "steps_s", "after_last_step_s")
 
 def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window: w.Window) -> Run:
     """`summary.run`."""
-    ranks, noticed = attempts.chosen, recording.monitor_events
+    ranks, noticed = attempts.chosen, endings.with_exit_code(recording, attempts.chosen, facts)
     newest = [_attempt(before, noticed) for before in attempts.before[-MOST_ATTEMPTS:]]
     expected, absent = expected_ranks(ranks), absent_ranks(ranks)
     begin_ns, end_ns = facts.begin_ns, facts.end_ns
@@ -68,7 +68,7 @@ def run_of(recording: RunRecording, facts: RunFacts, attempts: Attempts, window:
         name=facts.name,
         status=facts.status,
         exit_code=facts.exit_code,
-        reason=_reason(recording, ranks, facts),
+        reason=_reason(replace(recording, monitor_events=noticed), ranks, facts),
         started_at=facts.started_at,
         ended_at=facts.ended_at,
         duration_s=duration_s,

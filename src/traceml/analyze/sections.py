@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceml.analyze import metrics as m
-from traceml.analyze.cores import trains_on_cpu
+from traceml.analyze.cores import CoreUse, trains_on_cpu
 from traceml.analyze.diagnose import diagnose_gauges, diagnose_memory, diagnose_time
 from traceml.analyze.rules.memory import MemoryView
 from traceml.analyze.rules.system import GaugeView
@@ -213,13 +213,15 @@ def memory_section(view: MemoryView | None, ranks: Ranks, most: int | None = Non
 # ---- system and process -------------------------------------------------------------------------
 
 
-def system_section(recording: RunRecording, facts: RunFacts, ranks: Ranks, when: Times) -> Section:
+def system_section(
+    recording: RunRecording, facts: RunFacts, ranks: Ranks, when: Times, use: CoreUse
+) -> Section:
     """The system findings of the machines while they trained, and their numbers."""
     samples = system_samples(recording, ranks, when)
     table = m.Table(samples.members, {k.key: (samples.table(k.key), 1.0) for k in c.SYSTEM_METRICS})
     mean, peak = _worst(table.means), _worst(table.peaks())
     on_cpu = trains_on_cpu(ranks.values())
-    view = GaugeView(mean, peak, cores=facts.cores, on_cpu=on_cpu, samples=samples.total)
+    view = GaugeView(mean, peak, cores=facts.cores, on_cpu=on_cpu, samples=samples.total, core_use=use)
     calm = "CPU, memory and GPU of the machine show no pressure."
     if (busy := mean["cpu_percent"]) is not None and busy >= ALL_BUSY_PERCENT:
         calm = f"All cores are busy ({fmt.percent(busy)}). Training on the CPU can cause that."

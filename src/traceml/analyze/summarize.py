@@ -46,7 +46,7 @@ def summarize(
     most = None if final else LIVE_MEMBERS
     step_time = explain(sections.time_section(window, ranks, most), recording, ranks, facts)
     step_memory = sections.memory_section(memory, ranks, most)
-    system = sections.system_section(recording, facts, ranks, when)
+    system = sections.system_section(recording, facts, ranks, when, window.core_use)
     process = sections.process_section(recording, facts, ranks, memory, samples, most)
     step_ms, own = step_time.metrics["step_ms"].median.value, recording.gauges(0)
     layers = layers_section(ranks, step_ms)
@@ -111,5 +111,5 @@ def _overhead(window: Window, facts: RunFacts, layers: Layers | None) -> Overhea
         facts.monitor,
         us_per_step=own_ns / 1e3,
         share=own_ns / max(step_ns, 1.0),
-        how="time that recording took in every 16th step, with the cost of calls that it only passes on",
+        how="timed in every 16th step, with what cannot be timed there in proportion",
     )

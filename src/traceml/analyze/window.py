@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,6 +100,23 @@ class RankSeries:
             return found
 
         return (other((others - 1) // 2) + other(others // 2)) / 2
+
+    def behind(self, *at: int) -> Floats:
+        """How much more each of these ranks spends in each step than the median of all others."""
+        mine = self.values[list(at)]
+        others = (
+            self.medians_without(mine[0])
+            if len(at) == 1
+            else RankSeries(np.delete(self.values, at, axis=0)).medians
+        )
+        found: Floats = mine - others
+        return found
+
+    def most_without(self, *at: int) -> Floats:
+        """In each step, the most that any rank but these spends."""
+        parts = (self.values[a + 1 : b] for a, b in pairwise([-1, *sorted(at), len(self.values)]))
+        found: Floats = np.max([part.max(axis=0) for part in parts if len(part)], axis=0)
+        return found
 
     @cached_property
     def rank_means(self) -> Floats:

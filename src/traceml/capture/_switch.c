@@ -260,19 +260,21 @@ static void begin_gap(Switch *s) {
     s->nodes_since = nodes_now(s);
 }
 
-static void use_of_gap(Switch *s, int64_t gap, long long before, int64_t *busy, int64_t *work) {
-    int place = at(s->current);
+static int use_of_gap(Switch *s, int64_t gap, long long before, int64_t *busy, int64_t *work) {
+    int place = at(s->current), is_short = 0;
     double *uses = s->uses[2 * place + (before >= 0)];
     if (s->is_watched) {
         ThreadUse use = thread_use(s);
-        *busy = use.cpu_ns - s->cpu_since;
-        if (*busy > gap || (use.blocked >= 0 && use.blocked == s->blocked_since)) *busy = gap;
+        int64_t ran = use.cpu_ns - s->cpu_since;
+        int was_ready = use.blocked >= 0 && use.blocked == s->blocked_since; /* whenever it did not run */
+        *busy = ran > gap || was_ready ? gap : ran;
+        is_short = was_ready && ran <= cfg.short_gap_ns;
         if (before >= 0) {
             double node_ns = s->node_forward > s->node_backward ? s->node_forward : s->node_backward;
             double allowed = (double)nodes_after(s, s->nodes_since) * node_ns * cfg.node_factors[before != cfg.forward];
-            *work = allowed < (double)*busy ? (int64_t)allowed : *busy;
+            *work = allowed < (double)ran ? (int64_t)((double)*busy * (allowed / (double)ran)) : *busy;
         }
-        if (gap >= cfg.look_always_ns) return;
+        if (gap >= cfg.look_always_ns) return is_short;
         uses[0] += (double)gap;
         uses[1] += (double)*busy;
         uses[2] += (double)*work;
@@ -281,6 +283,12 @@ static void use_of_gap(Switch *s, int64_t gap, long long before, int64_t *busy, 
         *busy = (int64_t)(alike * (uses[1] / uses[0]));
         *work = (int64_t)(alike * (uses[2] / uses[0]));
     }
+    return is_short;
+}
+
+static void short_gap(Switch *s) {
+    unsigned char *watch = &s->watch[at(s->current)];
+    if (*watch && --*watch == cfg.watch_from - 1) s->watching -= 1;
 }
 
 static int64_t end_gap(Switch *s, int64_t now, long long before) {
@@ -288,13 +296,17 @@ static int64_t end_gap(Switch *s, int64_t now, long long before) {
     unsigned char *watch = &s->watch[at(s->current)];
     if (gap <= cfg.short_gap_ns) {
         int is_loss = before == cfg.backward || (before >= 0 && s->current == cfg.wait_forward);
-        if (*watch && --*watch == cfg.watch_from - 1) s->watching -= 1;
+        short_gap(s);
         if (!is_loss) s->busy_wait_ns += gap;
         return is_loss ? gap : 0;
     }
     int64_t busy = 0;
-    use_of_gap(s, gap, before, &busy, &work);
+    int is_short = use_of_gap(s, gap, before, &busy, &work);
     s->busy_wait_ns += busy - work;
+    if (is_short) {
+        short_gap(s);
+        return work;
+    }
     if (gap >= cfg.look_always_ns) s->long_ns += gap;
     int seen = *watch;
     *watch = (unsigned char)(seen + cfg.gap_weight > cfg.watch_most ? cfg.watch_most : seen + cfg.gap_weight);
@@ -741,7 +753,7 @@ enum { SEAM_FORWARD, SEAM_BACKWARD, SEAM_FETCH, SEAM_EXCHANGE, SEAM_PHASE, SEAM_
 typedef struct {
     PyObject_HEAD
     PyObject *original; /* what is wrapped */
-    PyObject *twin;     /* the same wrapper in Python: takes over whenever something is unusual; step: optimizer_at */
+    PyObject *twin;     /* the same wrapper in Python: takes over whenever something is unusual; or optimizer_at */
     PyObject *failed;   /* failed(slot, exception): an exception left the phase */
     PyCFunction quick;  /* the C function behind `extra`, if it is one without arguments, */
     PyObject *quick_self; /* and what it is called with */
@@ -786,8 +798,9 @@ static int usual(Seam *m, PyObject *first) {
         Py_XDECREF(grad);
         if (grad == NULL) PyErr_Clear();
         if (is_on) return trains && (s->forwards || !s->look_first) ? m->slot : LOOK;
-        /* Without gradients: a part of the step that has begun, or a rollout. */
-        return current != cfg.optimizer && (trains || s->fetches || s->forwards || s->block_depth) ? cfg.no_grad : LOOK;
+        /* Without gradients: a part of the step that has begun, or a rollout, or the loss of a validation. */
+        if (current == cfg.optimizer || current == cfg.recorded) return LOOK;
+        return trains || s->fetches || s->forwards || s->block_depth ? cfg.no_grad : LOOK;
     }
     if (m->kind != SEAM_FETCH || (first != NULL && (long long)(intptr_t)first == s->loader)) return m->slot;
     if (first == NULL || !is_true(first, cfg.trains)) return LOOK;
@@ -883,6 +896,16 @@ static PyObject *stepping(Seam *m, PyObject *const *args, Py_ssize_t count, PyOb
     return Py_None;
 }
 
+/* Is an optimizer's step given a closure? That is code of the training loop, which its twin tells apart. */
+static int has_closure(Seam *m, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+    Py_ssize_t i;
+    if (m->kind != SEAM_STEP || m->optimizer_at || (count < 2 && names == NULL)) return 0;
+    if (count > 1) return PyCallable_Check(args[1]);
+    for (i = 0; i < PyTuple_Size(names); i++)
+        if (PyUnicode_CompareWithASCIIString(PyTuple_GetItem(names, i), "closure") == 0) return PyCallable_Check(args[count + i]);
+    return 0;
+}
+
 /* The fast path: what is wrapped, timed as `way`. */
 static PyObject *timed(Seam *m, int way, PyObject *const *args, size_t nargsf, PyObject *names) {
     Switch *s = m->sw;
@@ -930,11 +953,13 @@ static PyObject *timed(Seam *m, int way, PyObject *const *args, size_t nargsf, P
 static PyObject *phase_call(Seam *m, PyObject *const *args, size_t nargsf, PyObject *names) {
     Switch *s = m->sw;
     int64_t began = s->sampled && s->current >= cfg.first_user ? now_ns(s) : 0; /* of an outermost call */
-    int way = usual(m, nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET ? args[0] : NULL);
+    Py_ssize_t count = (Py_ssize_t)(nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET);
+    int way = usual(m, count ? args[0] : NULL);
     if (way == PASS) {
-        s->own[OWN_PASSES] += s->sampled;
+        if (s->current < cfg.first_user) s->own[OWN_PASSES] += s->sampled;
         return call(m->original, args, nargsf, names);
     }
+    if (has_closure(m, args, count, names)) way = LOOK;
     if (began) s->first_start = 0; /* one of a call that Python timed may be left */
     PyObject *result = way == LOOK ? call(m->twin, args, nargsf, names) : timed(m, way, args, nargsf, names);
     if (began) {
@@ -1005,7 +1030,7 @@ static int Seam_init(Seam *m, PyObject *args, PyObject *kwargs) {
     int kind, slot;
     if (!PyArg_ParseTuple(args, "OOOOO!ii", &original, &twin, &failed, &extra, cfg.switch_type, &sw, &kind, &slot))
         return -1;
-    Py_ssize_t optimizer_at = kind == SEAM_STEP ? PyLong_AsSsize_t(twin) : 0;
+    Py_ssize_t optimizer_at = kind == SEAM_STEP && PyLong_Check(twin) ? PyLong_AsSsize_t(twin) : 0;
     if (kind < SEAM_FORWARD || kind > SEAM_STEP || slot < 0 || slot >= cfg.slots || optimizer_at < 0) {
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "no such kind, slot or argument");
         return -1;

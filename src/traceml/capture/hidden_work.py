@@ -222,11 +222,12 @@ class ParameterWalks:
         by_hand = switch.backwards > 0 and not self._session.has_optimizer
         if (others or by_hand) and self._nodes() == nodes:
             self._session.updated_by_hand |= by_hand
-            self._charge(began, place)
+            self._charge(began, c.WAIT_START if by_hand and place == c.WAIT_BACKWARD else place)
         yield from ()
 
     @failsafe("timing an update by hand", None)
     def _charge(self, began: int, place: int) -> None:
+        """The walk was optimizer work; after it, we are in this place."""
         self._switch.flush(max(began, self._switch.since))  # a walk inside this one may have been charged
         self._switch.current = c.OPTIMIZER
         self._switch.flush(self._switch.clock())

@@ -168,6 +168,8 @@ class Inputs:
         array = first_array(args) if args else None
         if array is None:
             array = first_array(kwargs)
+        if array is None and args:
+            array = args[0]  # a batch of a class of its own
         known = self._last() if self._last is not None else None
         self._trained_rows = _rows(array)
         if array is None or array is known:
@@ -185,6 +187,12 @@ class Inputs:
             return place
         return 0
 
+    def infer_after_update(self, *data: Any) -> None:
+        """A step without an optimizer ends here: what came after its update by hand may have been input."""
+        if place := self.infer(*data):
+            self._switch.flush(self._switch.clock())
+            self._was_input(place)
+
     def enter_after(self, place: int, slot: int) -> int:
         """Forward work begins. The time in this place, if it is not 0, was input, except for what autograd
         recorded in the gap, which is forward work."""
@@ -192,13 +200,18 @@ class Inputs:
         busy_ns = switch.busy_wait_ns
         outer = switch.enter_compute(slot)
         if place:
-            switch.move(place, c.INPUT)
             switch.busy_wait_ns = busy_ns
-            switch.step_flags |= c.FLAG_INPUT_INFERRED
-            if self.read_elsewhere:
-                self._session.events.add("loader_on_thread", switch.step + 1, switch.since)
-                self.read_elsewhere = False
+            self._was_input(place)
         return outer
+
+    def _was_input(self, place: int) -> None:
+        """What this step has spent in this place so far was input."""
+        switch = self._switch
+        switch.move(place, c.INPUT)
+        switch.step_flags |= c.FLAG_INPUT_INFERRED
+        if self.read_elsewhere:
+            self._session.events.add("loader_on_thread", switch.step + 1, switch.since)
+            self.read_elsewhere = False
 
     def note_evaluated(self, module: Any) -> None:
         """This module is called in eval mode with gradients: by a script that evaluates without no_grad?"""
@@ -216,7 +229,7 @@ class Inputs:
     def enter_without_gradients(self, module: Any, args: Any, has_optimizer: bool) -> int:
         """Validation, or a part of the training step: a teacher, a target, a reference, a rollout."""
         switch = self._switch
-        if self.feeds_validation:
+        if self.feeds_validation or (switch.current == slots.AFTER_VALIDATION and _is_loss(module)):
             return switch.enter_validation()
         if self.unresolved:
             self.used = True
@@ -249,6 +262,11 @@ class Inputs:
         """Whether a pass gets far fewer rows than a training pass: observations, not validation batches."""
         rows = _rows(first_array(args) if args else None)
         return 0 < 2 * rows <= self._trained_rows
+
+
+def _is_loss(module: Any) -> bool:
+    """A module without parameters belongs to the pass before it. Nobody puts a loss into eval mode."""
+    return not (getattr(module, "_parameters", True) or getattr(module, "_modules", True))
 
 
 def _rows(array: Any) -> int:

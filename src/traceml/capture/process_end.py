@@ -37,7 +37,8 @@ def end_of(step: int, failed: Failure) -> dict[str, Any] | None:
         error = error.__context__ if error.code else None
     if error is None:
         return None
-    is_it = failed.step == step and failed.problem in _ids(error)
+    is_phase = failed.slot < len(c.PHASES)  # or a place in the code of an optimizer's closure
+    is_it = is_phase and failed.step == step and failed.problem in _ids(error)
     message, line = _of_worker(error) or (f"{type(error).__name__}: {error}", _line_of(error))
     during = c.PHASES[failed.slot].key if is_it else None
     return {"message": message.removesuffix(": ")[:500], "during": during, "raised_at": line}

@@ -74,11 +74,18 @@ def describe_process(torch: Any) -> dict[str, Any]:
         "executable": sys.executable,
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
+        "cores": _usable_cores(),
         "thread": threading.get_native_id(),
         "packages": {n: str(getattr(m, "__version__", "")) for n, m in loaded if m is not None},
         "wall_ns": time.time_ns(),
         "clock_ns": time.perf_counter_ns(),
     }
+
+
+def _usable_cores() -> str | None:
+    """The cores that this process may run on, one bit for each, in hex: launchers and scripts pin ranks."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
+    return f"{sum(1 << core for core in affinity(0)):x}" if affinity is not None else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,15 +61,15 @@ class Session:
         self.events = EventLog()
         self.leader, self.other_thread = LeadingOptimizer(), OtherThread()
         self.stepping = False  # a training step is under way or done: before it is start-up
-        self.failed, self.failure = Failure(), 0  # and the id of an exception that is on its way out
+        self.failed, self.failure = Failure(), 0  # and the id of an exception on its way out of phases
+        self.closures = 0  # of optimizers, which are running
         self.framework_loops = 0  # a framework's loop runs: its optimizer steps are the steps
         self.aborted = False  # an exception left a phase; the next batch drops the step
         self.end_after_backward = False
         self.switch.count_nodes = getattr(self.torch.autograd, "_get_sequence_nr", None)
         self.inputs = Inputs(self.switch, self.torch, self)
         self.memory_due, self.last_row = 0, b""
-        self.has_optimizer = False  # one has stepped
-        self.updated_by_hand = False  # parameters were updated in this step without one
+        self.has_optimizer = self.updated_by_hand = False  # one has stepped; this step did without one
         self.unended = UnendedSteps(self.switch)
         self.user_phases = UserPhases()
         self.gradients = GradientWatch(self.switch)
@@ -77,9 +77,7 @@ class Session:
 
     def adopt_thread(self) -> bool:
         """Training turns out to run on this thread, not on the one that imported torch or trained before."""
-        if self.switch.thread == -1 or self.run_dir is None:
-            return False
-        if not self.other_thread.takes_over(self.switch):
+        if self.switch.thread == -1 or self.run_dir is None or not self.other_thread.takes_over(self.switch):
             return False
         self.switch.thread = threading.get_ident()
         self.switch.current = c.WAIT_START
@@ -166,9 +164,10 @@ class Session:
         """Forward work begins: where no loader is known, its data tell whether they were just made."""
         switch, place = self.switch, 0
         if not self.inputs.has_loader and switch.current != TRANSFORM:
-            self._end_without_optimizer()
+            data = (args, kwargs, self.step == 0, bool(switch.blocks))
+            self._end_without_optimizer(*data)
             if not switch.fetches and not switch.forwards:
-                place = self.inputs.infer(args, kwargs, self.step == 0, bool(switch.blocks))
+                place = self.inputs.infer(*data)
         return self.inputs.enter_after(place, slot)
 
     def _model_trains(self) -> None:
@@ -179,11 +178,12 @@ class Session:
         self._training_begins()
 
     def _training_begins(self) -> None:
-        if not self.stepping:
-            self.stepping = True
-            self.switch.gc_ns = self.switch.gc_wait_ns = 0
-            if self.inputs.candidate is None:
-                self.restart()
+        if self.stepping:
+            return
+        self.stepping = True
+        self.switch.gc_ns = self.switch.gc_wait_ns = 0
+        if self.inputs.candidate is None:
+            self.restart()
 
     def restart(self) -> None:
         """The step begins here. What was before it counts as start-up, validation among it by name."""
@@ -192,8 +192,7 @@ class Session:
 
     def _note_validation(self) -> None:
         """Validation that is part of no completed step is an event."""
-        took = self.switch.charged(c.VALIDATION)
-        if took:
+        if took := self.switch.charged(c.VALIDATION):
             self.events.add("validation", self.step, self.switch.clock() - took, took)
 
     def backward_begins(self, tensor: Any) -> None:
@@ -249,7 +248,7 @@ class Session:
     def phase_failed(self, slot: int, problem: BaseException) -> None:
         """An exception left a phase: if the next batch comes, this step never completed."""
         on_its_way = self.failure == id(problem)
-        self.failure = 0 if is_wait(self.switch.current) else id(problem)  # 0: it is out of all phases
+        self.failure = 0 if is_wait(self.switch.current) and not self.closures else id(problem)
         if on_its_way:
             return  # the innermost phase is where it came from
         self.failed = Failure(self.step, id(problem), slot)
@@ -260,12 +259,14 @@ class Session:
             layout.FAILURE.pack_into(self.writer.live, layout.LIVE_FAILED, self.step + 1, slot)
         self.look_closer()
 
-    def _end_without_optimizer(self) -> None:
-        """The next batch or forward pass begins, and no optimizer has ever followed a backward pass."""
+    def _end_without_optimizer(self, *data: Any) -> None:
+        """The next batch, or a pass with this data, begins; no optimizer ever followed a backward pass."""
         switch = self.switch
-        is_over = switch.backwards and is_wait(switch.current) and not self.switch.blocks
-        if self.has_optimizer or self.writer is None or not is_over:
+        inside = self.switch.blocks or self.closures or not is_wait(switch.current)
+        if self.has_optimizer or self.writer is None or inside or not switch.backwards:
             return
+        if data and self.updated_by_hand:
+            self.inputs.infer_after_update(*data)
         optimizer = self.measured & (1 << c.OPTIMIZER)
         switch.flags = switch.flags | optimizer if self.updated_by_hand else switch.flags & ~optimizer
         self.updated_by_hand = False
@@ -288,13 +289,13 @@ class Session:
         """Publish the step that ends at `now`. With `extend` the last row is superseded by a longer one."""
         if self.writer is None:
             self.become_rank(None)
-            if self.writer is None:
-                return
+        if self.writer is None:
+            return
+        switch = self.switch
         if c_module is not None and c_module.was_truncated():
             raise OSError(f"{self.writer.path} was truncated by another program")
         if self.inputs.unresolved:
             self.inputs.resolve(c.INPUT)
-        switch = self.switch
         if self.leader.took_over:
             self.leader.took_over = False
             self.events.add("new_optimizer", self.step + 1, now)
@@ -391,8 +392,7 @@ class Session:
             self.events.add("optimizers", self.step, time.perf_counter_ns(), message=self.leader.describe())
         if self.unended:
             self.unended.publish(self.writer)
-        error = end_of(self.step, self.failed)
-        if error is not None:
+        if (error := end_of(self.step, self.failed)) is not None:
             self.events.add("error", self.step + 1, time.perf_counter_ns(), **error)
         if self.device_clock is not None:
             self.device_clock.poll()

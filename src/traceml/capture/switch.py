@@ -74,15 +74,11 @@ class PythonSwitch(_Unusual):
         self.mark: Callable[[int], None] | None = None  # device clock: called with the slot that just ended
         self.totals, self.current = _ZEROS.copy(), c.WAIT_START
         self.begin = self.since = clock()
-        self.watch = [
-            slots.WATCH_AT_FIRST
-        ] * slots.PLACES  # for each wait place: how often long gaps were seen there
+        self.watch = [slots.WATCH_AT_FIRST] * slots.PLACES  # how often each place had long gaps
         self.watching = 0  # places whose gaps are watched
         self.looks = False  # what watched gaps use is read in this step
         self.looks_left = 0  # in this many steps in a row; below 0, in one of slots.LOOK_EVERY
-        self.long_ns = self.span_ns = (
-            0  # time in gaps above slots.LOOK_ALWAYS_NS, and in all, of the last steps
-        )
+        self.long_ns = self.span_ns = 0  # of the last steps, and in gaps above slots.LOOK_ALWAYS_NS
         # Of the gaps that were read, by place and whether the model follows: time, of it busy, of it work.
         self.uses = [[0.0, 0.0, 0.0] for _ in range(2 * slots.PLACES)]
         self.is_watched = False  # the running gap is, and so it began with these
@@ -187,18 +183,17 @@ class PythonSwitch(_Unusual):
         `before` is what follows: a forward pass, or a backward pass or an optimizer, or -1 for anything
         else. Of a long gap, the time in which the thread ran counts as the model's as far as operations that
         autograd recorded in it can explain it: a sleep or a blocking write stays `wait`, and so does making a
-        batch. A thread that never blocked ran all the time, or would have on a machine with a free core.
+        batch. A thread that never blocked ran or lacked a core, which is shared in proportion.
         """
         gap, place = now - self.since, self.current - c.FIRST_WAIT
         if gap <= slots.SHORT_GAP_NS:
-            if self.watch[place]:
-                self.watch[place] -= 1
-                self.watching -= self.watch[place] == slots.WATCH_FROM - 1
-            is_loss = before == c.BACKWARD or (before >= 0 and self.current == c.WAIT_FORWARD)
-            self.busy_wait_ns += 0 if is_loss else gap
-            return gap if is_loss else 0
-        busy, work = self._use_of_gap(gap, place, before)
+            work = gap if before == c.BACKWARD or (before >= 0 and self.current == c.WAIT_FORWARD) else 0
+            self.busy_wait_ns += gap - work
+            return self._watch_less(place, work)
+        busy, work, is_short = self._use_of_gap(gap, place, before)
         self.busy_wait_ns += busy - work
+        if is_short:
+            return self._watch_less(place, work)
         self.long_ns += gap if gap >= slots.LOOK_ALWAYS_NS else 0
         seen = self.watch[place]
         self.watch[place] = min(seen + slots.LONG_GAP_WEIGHT, slots.WATCH_MOST)
@@ -207,26 +202,32 @@ class PythonSwitch(_Unusual):
             self.looks_left = slots.LOOK_ON
         return work
 
-    def _use_of_gap(self, gap: int, place: int, before: int) -> tuple[int, int]:
-        """How long the thread ran in a long gap, and how much of that was the model's work."""
+    def _watch_less(self, place: int, work: int) -> int:
+        if self.watch[place]:
+            self.watch[place] -= 1
+            self.watching -= self.watch[place] == slots.WATCH_FROM - 1
+        return work
+
+    def _use_of_gap(self, gap: int, place: int, before: int) -> tuple[int, int, bool]:
+        """How long the thread ran in a long gap, how much of that was the model's work, and whether the gap
+        is short but for a lost core: the kernel takes cores away after system calls, so where we watch."""
         work, use = 0, self.uses[2 * place + (before >= 0)]
         if self.is_watched:
             cpu, blocked = self.thread_clock()
-            ran = 0 <= blocked == self.blocked_since  # or was ready to, on a busy machine
-            busy = gap if ran else min(gap, cpu - self.cpu_since)
+            ran = cpu - self.cpu_since
+            was_ready = 0 <= blocked == self.blocked_since  # whenever it did not run
+            busy = gap if was_ready else min(gap, ran)
             if before >= 0:
-                node_ns = max(self.node_forward, self.node_backward)
-                allowed = (
-                    self._nodes_after(self.nodes_since) * node_ns * slots.NODE_FACTORS[before != c.FORWARD]
-                )
-                work = min(busy, int(allowed))
+                node_ns = max(self.node_forward, self.node_backward) * slots.NODE_FACTORS[before != c.FORWARD]
+                allowed = self._nodes_after(self.nodes_since) * node_ns
+                work = busy if allowed >= ran else int(busy * (allowed / ran))
             if gap < slots.LOOK_ALWAYS_NS:
                 use[:] = use[0] + gap, use[1] + busy, use[2] + work
-            return busy, work
+            return busy, work, was_ready and ran <= slots.SHORT_GAP_NS
         if self.looks or self.watch[place] < slots.WATCH_FROM or not use[0]:
-            return 0, 0
+            return 0, 0, False
         alike = min(gap, slots.LOOK_ALWAYS_NS)
-        return int(alike * (use[1] / use[0])), int(alike * (use[2] / use[0]))
+        return int(alike * (use[1] / use[0])), int(alike * (use[2] / use[0])), False
 
     def enter_compute(self, slot: int) -> int:
         """Like `enter`, for the model's own work: a part of the gap before it may belong to the model too.
@@ -312,7 +313,7 @@ class PythonSwitch(_Unusual):
         self.sequence += 1
         flags, micro_batches = self.flags | self.step_flags | more_flags, self.fetches or self.backwards
         times = (self.busy_wait_ns // 1000, self.gc_ns // 1000, self.gc_wait_ns // 1000)
-        counts = (self.samples, self.tokens, flags, micro_batches, self.switches, *times)
+        counts = self.samples, self.tokens, flags, micro_batches, self.switches, *times
         memory = (self.rss, self.allocated, self.reserved)
         slot_ns = self.totals[: c.RECORDED_SLOTS]
         halves = [min(count, slots.MOST_COUNT) for count in counts]
@@ -356,8 +357,7 @@ class PythonSwitch(_Unusual):
         if self.looks:  # what was read in the steps before counts half as much as what will be
             self.uses = [[used / 2 for used in use] for use in self.uses]
         if IS_WAIT[self.current]:
-            self.current = c.WAIT_START
-            self.is_watched = False
+            self.current, self.is_watched = c.WAIT_START, False
             if self.looks:
                 self._begin_gap()
                 self.step_nodes = self._nodes()

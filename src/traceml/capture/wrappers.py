@@ -186,7 +186,7 @@ def wrap_optimizer_step(original: Function, session: Session, optimizer_at: int 
     """`step` of an optimizer class, or of a GradScaler, whose argument is the optimizer.
 
     If the scaler skips the optimizer, the training step is over as well. An optimizer's `step` is in C
-    without a Python frame, until something is compiled: see `wrap_compiler`.
+    without a Python frame, until something is compiled (see `wrap_compiler`), or if it gets a closure.
     """
     switch, failed = session.switch, failure_of(session)
     stepped = failsafe("end of a step", None, session.off)(session.optimizer_stepped)
@@ -196,14 +196,55 @@ def wrap_optimizer_step(original: Function, session: Session, optimizer_at: int 
         if not switch.ends_step(optimizer):
             stepped(optimizer, switch.since)
 
+    outer = c.WAIT_START
+
+    def enter(_args: Any, _kwargs: Any) -> int:
+        nonlocal outer
+        found = switch.enter_optimizer()
+        outer = outer if found == PASS else found
+        return found
+
+    slots = {c.OPTIMIZER: c.OPTIMIZER}
+    steps = original if optimizer_at else _with_closure(original, session, lambda: outer)
+    inner = around(steps, switch, enter, slots, failed, done=done)
     if c_module is not None:
-        inner = seam(wrap.STEP, c.OPTIMIZER, switch, original, optimizer_at, failed, stepped)
+        inner = seam(wrap.STEP, c.OPTIMIZER, switch, original, optimizer_at or inner, failed, stepped)
         if optimizer_at == 0 and not session.compiles:
             return inner
-    else:
-        slots = {c.OPTIMIZER: c.OPTIMIZER}
-        inner = around(original, switch, lambda *_: switch.enter_optimizer(), slots, failed, done=done)
     return seen_through(original, inner, session.torch.compiler.is_dynamo_compiling)
+
+
+def _with_closure(original: Function, session: Session, outer: Callable[[], int]) -> Function:
+    """`step` of an optimizer. Its closure is code of the training loop: there we are where we were outside of
+    the optimizer (L-BFGS; Lightning, where all of `training_step` runs in a closure)."""
+    switch, failed = session.switch, failure_of(session)
+    waits = {slot: slot for slot in range(c.FIRST_WAIT, c.RECORDED_SLOTS)}
+
+    def enter(_args: Any, _kwargs: Any) -> int:
+        if switch.current != c.OPTIMIZER or get_ident() != switch.thread:
+            return PASS
+        switch.return_to(outer())
+        session.closures += 1
+        return c.OPTIMIZER
+
+    def leave(_outer: int) -> int:
+        session.closures -= 1
+        return switch.enter_compute(c.OPTIMIZER)
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        given = args[1] if len(args) > 1 else kwargs.get("closure")
+        try:
+            if not callable(given):  # none, or what a framework's own optimizer is given
+                return original(*args, **kwargs)
+            closure = replaces(given)(around(given, switch, enter, waits, failed, leave))
+            if len(args) > 1:
+                return original(args[0], closure, *args[2:], **kwargs)
+            return original(*args, **{**kwargs, "closure": closure})
+        except BaseException as problem:
+            wrap.hide_frame(problem)
+            raise
+
+    return step
 
 
 def wrap_compiler(original: Function, session: Session) -> Function:

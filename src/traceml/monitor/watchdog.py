@@ -215,6 +215,18 @@ def _place(state: RankState) -> str:
     return "backward or sync" if state.phase == c.SYNC and state.step < LEARNING else phase_name(state.phase)
 
 
+_IN_DOUBT: Final = {
+    c.RECORDED_SLOTS: "validation (between its batches, or right after it)",
+    c.RECORDED_SLOTS + 1: "validation or forward without gradients",
+    c.RECORDED_SLOTS + 2: c.PHASES[c.FORWARD].key,
+    252: "validation or forward without gradients",
+    253: "validation or forward without gradients",
+    254: c.PHASES[c.INPUT].key,
+    255: "forward or validation",
+}
+"""The slots of `capture.slots` that no row has, as the live byte shows them."""
+
+
 def phase_name(slot: int) -> str:
     """The phase that a rank's live byte stands for."""
     if slot < len(c.PHASES):
@@ -223,7 +235,7 @@ def phase_name(slot: int) -> str:
         return "a user phase"
     if slot < c.RECORDED_SLOTS:
         return f"wait ({c.WAIT_PLACES[slot - c.FIRST_WAIT].where})"
-    return "input" if slot > 250 else "wait"
+    return _IN_DOUBT.get(slot, "wait")
 
 
 class Exit(NamedTuple):

@@ -8,6 +8,7 @@ import numpy as np
 
 from traceml.analyze import window as w
 from traceml.analyze.patterns import Shift, dominant_slow_steps, find_period, find_stretch, slow_steps
+from traceml.analyze.rank_view import FIXED_SHARE, MOST_NAMED
 from traceml.analyze.rules.rule import (
     CRIT_SHARE,
     EXPLAINED_SHARE,
@@ -17,7 +18,7 @@ from traceml.analyze.rules.rule import (
     Thresholds,
     beyond_delay,
 )
-from traceml.analyze.views import FIXED_SHARE, MOST_NAMED, TimeView
+from traceml.analyze.views import TimeView
 from traceml.schema import catalog as c
 from traceml.schema import fmt
 
@@ -237,12 +238,14 @@ def jitter(view: TimeView) -> Measured | None:
 
 
 def busier(view: TimeView, at: int) -> str:
-    """What this step does more of, if that explains how much longer it takes. Otherwise something stopped
-    it."""
+    """What this step does more of, if the model runs more often and that explains how much longer it takes.
+    Otherwise something stopped it. Exchanges are counted among the calls, but are not the model's work."""
     longer = float(view.slowest_steps[at] / np.median(view.slowest_steps))
+    model = w.median_over_ranks(view.window.of(*w.MODEL))
+    by_model = model[at] - np.median(model) >= 0.5 * (view.slowest_steps[at] - np.median(view.slowest_steps))
     calls = view.work.get("model calls", np.ones(view.window.count))
     many, usual = float(calls[at]), max(float(np.median(calls)), 1.0)
-    called = many / usual, f"{many:g} model calls instead of {usual:g}"
+    called = (many / usual if by_model else 1.0), f"{many:g} model calls instead of {usual:g}"
     did = (more_batches(view.window, at, slice(None)), called)
     return next((words for more, words in did if more > 1 and more >= longer / 2), "")
 
@@ -286,7 +289,8 @@ def _find_cause(
     places = window.wait_places[last, steps].mean(axis=0) - usual
     named = (window.ranks[int(at[times.argmax()])],) if fixed else ()
     late_cause = explaining(late, extra_ms, places, named)
-    return late_cause if late_cause.name else cause
+    known = sum(share for _, share in late_cause.parts) >= EXPLAINED_SHARE
+    return late_cause if known else cause
 
 
 def explaining(

@@ -5,8 +5,9 @@ from typing import Final
 import numpy as np
 
 from traceml.analyze import window as w
+from traceml.analyze.rank_view import RankView
 from traceml.analyze.rules.rule import WARN_SHARE, Measured, Rule, beyond_delay, judged_share
-from traceml.analyze.views import CALLS_OF_ANY_STEP, RankView
+from traceml.analyze.views import CALLS_OF_ANY_STEP, TimeView
 from traceml.schema import catalog as c
 from traceml.schema import fmt
 
@@ -102,7 +103,7 @@ def wait_for_outside(view: RankView) -> Measured | None:
         if not mine.any():
             continue
         at = int(np.argmax(mine.sum(axis=1)))
-        waited = np.minimum(window.of(w.SYNC), mine.max(axis=0) - mine)
+        waited = TimeView(window).cost_of(key) - mine
         found.append((float(np.delete(waited, at, axis=0).mean()), at, key))
     waited_ns, at, phase = max(found, default=(0.0, 0, w.VALIDATION))
     share = waited_ns / float(window.net_step_ns.mean())

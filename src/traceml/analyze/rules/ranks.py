@@ -7,10 +7,10 @@ import numpy as np
 
 from traceml.analyze import window as w
 from traceml.analyze.patterns import find_stretch
+from traceml.analyze.rank_view import MOST_NAMED, Excess, LateRanks, RankView
 from traceml.analyze.rules import exchange
 from traceml.analyze.rules.exchange import phase_name
 from traceml.analyze.rules.rule import CRIT_SHARE, EXPLAINED_SHARE, WARN_SHARE, Measured, Rule
-from traceml.analyze.views import MOST_NAMED, Excess, LateRanks, RankView
 from traceml.analyze.window import RankSeries
 from traceml.schema import catalog as c
 from traceml.schema import fmt

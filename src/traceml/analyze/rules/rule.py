@@ -66,7 +66,7 @@ class Rule(Generic[View]):
     status: str = ""  # the label shown; without it, the kind with spaces
     needs: tuple[str, ...] = ()  # phases that must have been measured
     unless: tuple[str, ...] = ()  # kinds that make this one redundant
-    unless_same_phase: bool = False  # any other finding about the same phase makes this one redundant
+    unless_same_phase: bool = False  # a finding about the same phase makes this one redundant
     only_if_nothing_else: bool = False
     of_all_time: bool = False  # the level is a share of all time, also where single steps are left out
 

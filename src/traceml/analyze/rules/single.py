@@ -54,7 +54,14 @@ def stall(view: TimeView) -> Measured | None:
             "slowest_step_ms": float(window.net_step_ns.mean(axis=1).max()) / 1e6,
         },
         cost_ms=lost / window.count / 1e6,
+        action=_COLLECTS if main.name == GARBAGE_COLLECTION else None,
     )
+
+
+_COLLECTS: Final = (
+    "Python's garbage collector stopped {what}: collect at a better time, with gc.freeze() after setup, or "
+    "with gc.disable() and gc.collect() between epochs."
+)
 
 
 def _find_stop(view: TimeView, at: int, extra_ns: float) -> Cause:

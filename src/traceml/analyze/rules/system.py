@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Final
 
-from traceml.analyze.rules.rule import Measured, Rule, Thresholds
+from traceml.analyze.cores import CoreUse
+from traceml.analyze.rules.rule import MOST_SHARE, Measured, Rule, Thresholds
 from traceml.schema import fmt
 
 LOW_GPU_PERCENT: Final = 30.0
@@ -26,6 +27,7 @@ class GaugeView:
     gpu_capacity: float | None = None
     on_cpu: bool = True  # the model trains on the CPU
     samples: int = 0
+    core_use: CoreUse = field(default_factory=CoreUse)
 
 
 def _gauge(over: str, key: str, doc: str) -> Callable[[GaugeView], Measured | None]:
@@ -54,6 +56,21 @@ def _idle_gpus(view: GaugeView, least: float, below: float) -> Measured | None:
     if busy is None or not least <= busy < below:
         return None
     return Measured(100 - busy, score=(100 - busy) / 100, evidence={"gpu_util_percent": busy})
+
+
+def cpu_limited(view: GaugeView) -> Measured | None:
+    """A CPU quota often stops the job, or the training threads wait for a core most of the time."""
+    stopped, share = view.mean.get("cpu_throttled_percent"), view.core_use.wait_share
+    if share >= MOST_SHARE and 100 * share > (stopped or 0.0):
+        summary = "The training threads waited for a core {level} of the time."
+        return Measured(
+            100 * share,
+            words={"remedy": view.core_use.remedy},
+            evidence={"core_wait_share": share},
+            summary=summary,
+            action="Free CPU cores: {remedy}.",
+        )
+    return None if stopped is None else Measured(stopped, evidence={"cpu_throttled_percent": stopped})
 
 
 def high_cpu(view: GaugeView) -> Measured | None:
@@ -129,10 +146,10 @@ SYSTEM_RULES: Final[tuple[Rule[GaugeView], ...]] = (
     ),
     Rule(
         "CPU_LIMITED",
-        _gauge("mean", "cpu_throttled_percent", "The container's CPU quota often stops the job."),
+        cpu_limited,
         "The container's CPU quota stopped the job {level} of the time.",
         "Try a higher CPU limit for the container, or fewer threads and loader workers.",
-        _percent(10.0, 30.0, "{} of the time stopped"),
+        _percent(10.0, 30.0, "{} of the time stopped or without a core"),
     ),
     Rule(
         "HIGH_GPU_MEM",

@@ -1,0 +1,84 @@
+"""Optimizers that are given a closure: its code is the training loop's, as in Lightning and with L-BFGS."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.capture.conftest import Recorder
+
+NAP_S = 0.01
+Make = Callable[..., Any]
+
+
+class Steps:
+    """Six steps in closures that sleep between the forward and the backward pass, and note how long."""
+
+    def __init__(self, make_training: Make, kind: str, fails: str = "") -> None:
+        model, self.optimizer, self.loader = make_training(6)
+        if kind == "lbfgs":
+            self.optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+        self.model, self.kind, self.fails = model, kind, fails
+        self.napped_ms: list[float] = []
+
+    def run(self) -> None:
+        for number, (x, y) in enumerate(self.loader):
+            self.napped_ms.append(0.0)
+            closure = self.closure(x, y, self.fails if number == 4 else "")
+            if self.kind == "keyword":
+                self.optimizer.step(closure=closure)
+            else:
+                self.optimizer.step(closure)
+
+    def closure(self, x: Any, y: Any, fails: str) -> Callable[[], Any]:
+        def closure() -> Any:
+            self.optimizer.zero_grad()
+            loss = nn.functional.mse_loss(self.model(x[:, :3] if fails == "forward" else x), y)
+            began = time.perf_counter()
+            time.sleep(NAP_S)
+            self.napped_ms[-1] += 1e3 * (time.perf_counter() - began)
+            if fails == "closure":
+                raise ValueError("bad loss")
+            loss.backward()
+            return loss
+
+        return closure
+
+
+@pytest.mark.parametrize("kind", ["positional", "keyword", "lbfgs"])
+def test_time_in_a_closure_is_not_the_optimizers(recorder: Recorder, make_training: Make, kind: str) -> None:
+    """A sleep there is wait after the forward pass; the passes are forward and backward, and a step is one
+    call of the optimizer."""
+    steps = Steps(make_training, kind)
+    steps.run()
+    assert len(recorder.rows()) == 6
+    for napped, waited in zip(steps.napped_ms, recorder.ms("wait_forward"), strict=True):
+        assert waited >= 0.9 * napped, "the rest may count as the loss"
+    assert min(recorder.ms("optimizer")) < min(steps.napped_ms) / 2, "the others may have lacked a core"
+    assert min(recorder.ms("forward")) > 0
+    assert min(recorder.ms("backward")) > 0
+
+
+@pytest.mark.parametrize(("fails", "during"), [("closure", None), ("forward", "forward")])
+def test_error_in_a_closure_is_not_the_optimizers(
+    recorder: Recorder, make_training: Make, monkeypatch: pytest.MonkeyPatch, fails: str, during: str | None
+) -> None:
+    """It has the phase that it left, if it left one, its line, and no frame of ours in its traceback."""
+    with pytest.raises((ValueError, RuntimeError)) as raised:
+        Steps(make_training, "positional", fails).run()
+    frames = traceback.extract_tb(raised.value.__traceback__)
+    assert not [frame for frame in frames if "traceml/capture" in frame.filename]
+    monkeypatch.setattr(sys, "last_value", raised.value, raising=False)
+    recorder.session.close()
+    (error,) = recorder.events("error")
+    assert error.during == during
+    assert error.raised_at is not None
+    assert error.raised_at.startswith("test_closures.py:")
+    assert len(recorder.rows()) == 4

@@ -51,6 +51,7 @@ def wait_for_step(running: subprocess.Popen[str], step: int) -> None:
     pytest.fail(f"ended before step {step}: {running.stderr.read() if running.stderr else ''}")
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(
     ("ending", "code", "status", "reason", "by_python"),
     [

@@ -112,15 +112,40 @@ def test_slow_steps_as_frequent_as_later_ones_are_not_warm_up(period: int) -> No
 
 
 def test_slow_first_epoch_is_not_warm_up() -> None:
-    """Fifteen steps that get no faster, as without a cache: only the first one is left out."""
+    """Six or more steps that get no faster, as without a cache: only the first one is left out."""
     assert warmup_of(500.0, *[80.0] * 14, *[20.0] * 85) == 1
+    assert warmup_of(500.0, *[80.0] * 6, *[20.0] * 93) == 1
+    assert warmup_of(500.0, *[80.0] * 5, *[20.0] * 94) == 6
     assert warmup_of(500.0, *np.linspace(400.0, 45.0, 14), *[20.0] * 85) == 15
 
 
+def test_warm_up_takes_twice_as_long_as_later_steps() -> None:
+    """A second step of 21 ms before steps of 10 ms is warm-up, one of 19 ms is not."""
+    assert warmup_of(100.0, 21.0, *[10.0] * 98) == 2
+    assert warmup_of(100.0, 19.0, *[10.0] * 98) == 1
+
+
 def test_warm_up_is_at_most_a_fifth_of_the_run_and_50_steps() -> None:
-    """However slow the start, no more than that is left out."""
-    assert warmup_of(*[100.0] * 50, *[10.0] * 50) <= 20
-    assert warmup_of(*[100.0] * 200, *[10.0] * 800) <= 50
+    """However long the steps get faster, no more than that is left out."""
+    assert warmup_of(*np.geomspace(40_000.0, 40.0, 50), *[10.0] * 50) == 20
+    assert warmup_of(*np.geomspace(40_000.0, 40.0, 200), *[10.0] * 800) == 50
+
+
+def test_leading_step_that_takes_a_tenth_of_the_run_is_no_warm_up() -> None:
+    """It would vanish otherwise. 110 ms of 1,140 ms are warm-up, 120 ms of 1,150 ms are not."""
+    assert warmup_of(50.0, 110.0, *[10.0] * 98) == 2
+    assert warmup_of(50.0, 120.0, *[10.0] * 98) == 1
+
+
+@pytest.mark.parametrize(("most", "stopped", "used"), [(40, 19, 2), (40, 20, 3), (39, 19, 3)])
+def test_rank_that_stopped_early_does_not_hide_what_the_others_did(
+    most: int, stopped: int, used: int
+) -> None:
+    """A rank with fewer than 20 steps is left out if the others have twice as many."""
+    counts = (most, most, stopped)
+    found = align([made.rank(made.steps(n, **USUAL), rank, world_size=3) for rank, n in enumerate(counts)])
+    assert len(found.ranks) == used
+    assert found.total_steps == (most if used == 2 else stopped)
 
 
 # ---- clocks
@@ -147,6 +172,13 @@ def test_one_step_without_device_times_means_the_host_clock() -> None:
     found = align([gpu_rank(holed)])
     assert found.clock == "host"
     assert (found.of("h2d") == 0.1e6).all()
+
+
+@pytest.mark.parametrize(("unfinished", "clock"), [(16, "device"), (17, "host")])
+def test_last_steps_may_have_no_device_times_yet(unfinished: int, clock: str) -> None:
+    """The run ended before the device was done with them: they are left out, if they are few."""
+    found = align([gpu_rank(made.device_times(50, forward=3)[:-unfinished])])
+    assert (found.clock, int(found.steps[-1])) == (clock, 50 - unfinished if clock == "device" else 50)
 
 
 def test_one_rank_without_device_times_means_the_host_clock() -> None:

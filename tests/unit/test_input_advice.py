@@ -30,6 +30,23 @@ def test_number_of_workers_hides_the_input() -> None:
     assert found.potential_is_bound is False
 
 
+@pytest.mark.parametrize(("waited", "promised"), [(0.09, True), (0.11, False)])
+def test_gain_is_promised_only_on_calm_cores(waited: float, promised: bool) -> None:
+    """If threads wait for a core a tenth of the time, the gain is at most that."""
+    use = CoreUse(cores=8, run_busy=0.3, others_busy=0.0, wait_share=waited)
+    found = verdict(use, input=74.0, forward=9.0)
+    assert found.potential_is_bound is not promised
+    assert ("try to load batches" in found.action) is not promised
+
+
+@pytest.mark.parametrize(("input_ms", "workers"), [(3.9, False), (4.1, True)])
+def test_workers_need_an_input_of_four_hand_overs(input_ms: float, workers: bool) -> None:
+    """A hand-over takes 1 ms."""
+    action = verdict(input=input_ms, forward=10.0).action
+    assert ("num_workers=1" in action) is workers
+    assert ("loader workers would cost more than they save" in action) is not workers
+
+
 def test_small_share_of_input_is_not_blamed_on_the_cores() -> None:
     """11 % of the step is input, and cores are idle: a worker hides it."""
     assert "(DataLoader with num_workers=1)" in verdict(input=5.6, forward=44.4).action

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz import examples
 from tests.unit.made import every
-from traceml.analyze.patterns import find_period, find_shift, slow_steps
+from traceml.analyze.patterns import find_period, find_runs, find_shift, find_stalls, slow_steps
 from traceml.analyze.window import Floats
 
 NOISE = np.random.default_rng(7)
@@ -189,3 +189,22 @@ def test_a_slow_step_with_another_cause_does_not_hide_the_period() -> None:
 def test_irregular_steps_have_no_period(indices: list[int]) -> None:
     """Too few, irregular or neighbouring steps have no period; nor has a burst with one step long before."""
     assert find_period(np.array(indices, dtype=np.int64)) is None
+
+
+@pytest.mark.parametrize(
+    ("usual", "longest", "is_stall"),
+    [(100e6, 299e6, False), (100e6, 301e6, True), (10e6, 59e6, False), (10e6, 61e6, True)],
+)
+def test_stall_takes_three_times_the_usual_step_and_50_ms_more(
+    usual: float, longest: float, is_stall: bool
+) -> None:
+    """A step that is shorter by a little is no stall."""
+    steps = np.full(100, usual)
+    steps[40] = longest
+    assert find_stalls(steps).tolist() == ([40] if is_stall else [])
+
+
+def test_run_of_one_rank_is_at_least_a_tenth_of_the_steps() -> None:
+    """A shorter one between two others is noise."""
+    assert find_runs(np.repeat([0, 1, 2], [45, 10, 45]), 3) == [(0, 0, 44), (1, 45, 54), (2, 55, 99)]
+    assert find_runs(np.repeat([0, 1, 2], [46, 9, 45]), 3) == [(0, 0, 45), (2, 55, 99)]

@@ -84,7 +84,10 @@ def test_rival_for_the_cores_is_named(use: dict[str, Any], words: str) -> None:
         ({"threads": 1, "run_busy": 1.0}, "OMP_NUM_THREADS=4 "),
         ({"threads": 1, "run_busy": 2.0, "processes": 2}, "OMP_NUM_THREADS=2 "),
         ({"threads": 1, "run_busy": 1.0, "others_busy": 2.0}, "OMP_NUM_THREADS=2 "),
-        ({"threads": 1, "run_busy": 1.0, "others_busy": 2.9}, None),
+        ({"threads": 1, "run_busy": 1.0, "others_busy": 2.2}, "OMP_NUM_THREADS=2 "),
+        ({"threads": 1, "run_busy": 1.0, "others_busy": 2.3}, None),
+        ({"threads": 2, "run_busy": 1.41}, "OMP_NUM_THREADS=4 "),
+        ({"threads": 2, "run_busy": 1.39}, None),
         ({"threads": 4, "run_busy": 3.9}, None),
         ({"threads": 1, "run_busy": 1.0, "on_cpu": False}, None),
         ({"threads": 1, "run_busy": None}, None),
@@ -221,6 +224,9 @@ def test_little_other_work_is_not_blamed_while_cores_are_left() -> None:
     starved: dict[str, Any] = {"cores": 2, "threads": 1, "run_busy": 0.6, "wait_share": 0.28}
     assert CoreUse(**starved, others_busy=0.3).rival == ""
     assert "other work keeps 1.0 of 2 cores busy" in CoreUse(**starved, others_busy=1.0).rival
+    starved["threads"] = 2
+    assert CoreUse(**starved, others_busy=0.24).rival == ""
+    assert "other work keeps 0.3 of 2 cores busy" in CoreUse(**starved, others_busy=0.26).rival
 
 
 @pytest.mark.parametrize(

@@ -420,6 +420,16 @@ def test_rank_with_work_that_the_others_do_not_have_is_never_balanced() -> None:
     assert primary.potential_speedup is None
 
 
+@pytest.mark.parametrize(("spared", "words"), [(20, "nearly every step"), (8, "86.9 % of the steps")])
+def test_straggler_says_in_how_many_steps_it_is_late(spared: int, words: str) -> None:
+    """From 90 % of the steps on it is nearly every step."""
+    own = usual(4)
+    own[1]["input"] = np.where(np.arange(COUNT) % spared == 1, 1.0, 41.0)
+    primary = coupled(own).primary_diagnosis
+    assert (primary.status, primary.ranks) == ("INPUT STRAGGLER", [1])
+    assert f", in {words}; the others wait for it." in primary.summary
+
+
 @pytest.mark.parametrize("key", ["validation", "checkpoint"])
 def test_waiting_for_another_rank_s_outside_work_is_said(key: str) -> None:
     """r0 validates or saves every ten steps, and the others wait for it in sync."""
@@ -428,6 +438,9 @@ def test_waiting_for_another_rank_s_outside_work_is_said(key: str) -> None:
     (remark,) = [f for f in coupled(own).step_time.issues if f.kind == "WAIT_FOR_RANK"]
     assert (remark.ranks, remark.severity) == ([0], "info")
     assert f"wait for r0 in sync while it is in {key}: 20.2 ms per step" in remark.summary
+    for ms, is_said in ((19.0, False), (22.0, True)):  # from 5 % of a step of 39 ms on
+        own[0][key] = made.every(10, ms, COUNT, offset=5)
+        assert ("WAIT_FOR_RANK" in {f.kind for f in coupled(own).step_time.issues}) is is_said
     together = [{**phases, key: made.every(10, 200.0, COUNT, offset=5)} for phases in usual(4)]
     assert "WAIT_FOR_RANK" not in {f.kind for f in coupled(together).step_time.issues}
 

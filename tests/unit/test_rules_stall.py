@@ -534,6 +534,23 @@ def test_long_time_before_the_first_or_after_the_last_step_is_reported(
             assert words in findings[0].summary
 
 
+@pytest.mark.parametrize(
+    ("when", "kind", "seconds", "share"), [("start", "LONG_START", 20.0, 0.5), ("end", "LONG_END", 10.0, 0.2)]
+)
+def test_limits_of_time_outside_of_the_steps(when: str, kind: str, seconds: float, share: float) -> None:
+    """At the limits it is reported; if it is shorter, a smaller share, or cores were short, it is not."""
+    cases = {
+        (seconds, share, 0.29): True,
+        (seconds - 0.1, share, 0.0): False,
+        (seconds, share - 0.01, 0.0): False,
+        (seconds, share, 0.3): False,
+    }
+    for (took, part, delay), is_long in cases.items():
+        outside: Any = {when: OutsideSteps(took, part), "cpu_delay_share": delay}
+        findings = diagnose_time(window(100, forward=5.0, backward=5.0, **outside))
+        assert (kind in kinds(findings)) is is_long, (took, part, delay)
+
+
 def test_episodes_played_now_and_then_are_no_jitter() -> None:
     """Reinforcement learning plays episodes in every 16th step: the time of the environment is wait, all of
     it counts, and no slow step is a riddle. One episode that takes far longer than the others is."""

@@ -184,15 +184,23 @@ def test_overhang_fires_if_the_allocator_holds_much_more_than_tensors_use(
 
 
 def test_small_overhang_is_ignored() -> None:
-    """Half a gigabyte does not matter, whatever its share."""
-    assert process_of(samples(), allocated=0.5e9, reserved=1.0e9).diagnosis.status == "NORMAL"
+    """Less than a gigabyte does not matter, whatever its share."""
+    assert process_of(samples(), allocated=0.5e9, reserved=1.4e9).diagnosis.status == "NORMAL"
+    found = process_of(samples(), allocated=0.5e9, reserved=1.6e9)
+    assert found.diagnosis.status == "GPU RESERVED OVERHANG"
 
 
 def test_uneven_device_memory_names_the_rank() -> None:
-    """A rank that uses at least 20 % more than the median rank is named."""
-    uneven = [samples(100 + i, gpu_mem_used_bytes=u) for i, u in enumerate((10e9, 10e9, 13e9))]
-    found = process_of(*uneven, ranks=3, allocated=9e9).diagnosis
-    assert (found.status, found.ranks) == ("RANK GPU MEM IMBALANCE", [2])
+    """A rank is named if it uses at least 20 % and 256 MB more than the median rank."""
+    for used, worst, status, ranks in (
+        (10e9, 12.1e9, "RANK GPU MEM IMBALANCE", [2]),
+        (10e9, 11.9e9, "NORMAL", []),
+        (1e9, 1.26e9, "RANK GPU MEM IMBALANCE", [2]),
+        (1e9, 1.25e9, "NORMAL", []),
+    ):
+        uneven = [samples(100 + i, gpu_mem_used_bytes=u) for i, u in enumerate((used, used, worst))]
+        found = process_of(*uneven, ranks=3, allocated=0.9e9).diagnosis
+        assert (found.status, found.ranks) == (status, ranks)
 
 
 def test_each_rank_has_its_own_numbers() -> None:

@@ -28,7 +28,8 @@ def _straggler(view: RankView, series: RankSeries, phase: str, what: str) -> Mea
     effect = "the others wait for it" if view.coupled else "the ranks do not wait for each other"
     if (late := float(np.mean(found.is_late))) < NEARLY_EVERY:
         stretch = find_stretch(view.window.steps[found.is_late])
-        where = "" if stretch is None else f", mostly steps {stretch[0]} to {stretch[1]}"
+        first, last = stretch or (0, view.window.count)  # nearly all steps are no stretch
+        where = f", mostly steps {first} to {last}" if last - first < NEARLY_EVERY * view.window.count else ""
         often = f"{fmt.share(late)} of the steps{where}"
     return Measured(
         level=share,

@@ -13,6 +13,8 @@ from traceml.analyze.diagnose import choose_primary, diagnose_time
 from traceml.schema.summary import Primary
 
 IDLE = CoreUse(cores=8, run_busy=0.3, others_busy=0.0)
+COMPUTES = CoreUse(cores=8, run_busy=0.9, others_busy=0.0)
+"""As many idle cores, beside a model that computes most of the time."""
 
 
 def verdict(use: CoreUse = IDLE, workers: int = 0, **phases: Any) -> Primary:
@@ -49,7 +51,7 @@ def test_workers_need_an_input_of_four_hand_overs(input_ms: float, workers: bool
 
 def test_small_share_of_input_is_not_blamed_on_the_cores() -> None:
     """11 % of the step is input, and cores are idle: a worker hides it."""
-    assert "(DataLoader with num_workers=1)" in verdict(input=5.6, forward=44.4).action
+    assert "(DataLoader with num_workers=1)" in verdict(COMPUTES, input=5.6, forward=44.4).action
 
 
 def test_workers_that_compute_are_limited_by_the_cores() -> None:
@@ -70,7 +72,7 @@ def test_cheap_batches_get_no_workers(workers: int) -> None:
 
 def test_workers_that_nearly_keep_up_are_kept() -> None:
     """Three workers hide most of what a batch takes: without them, the whole step would wait for it."""
-    action = verdict(workers=3, input=2.1, forward=14.0).action
+    action = verdict(COMPUTES, workers=3, input=2.1, forward=14.0).action
     assert "num_workers" not in action
     assert "fewer workers" not in action
     assert "larger batches" in action

@@ -243,6 +243,28 @@ def test_first_step_that_only_one_rank_spends_most_of_the_training_in_is_no_warm
     assert "STALL" not in kinds(shared.step_time.issues)
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_wait_in_their_second_step_did_not_stop(ranks: int) -> None:
+    """r1 stops in the optimizer of its first step; DDP's first exchange after that is in the forward pass."""
+    rows = [
+        made.steps(
+            COUNT,
+            measured=MEASURED,
+            input=1.0,
+            forward=15.0 + once(1, 6_000.0 * (number != 1)),
+            backward=10.0,
+            optimizer=2.0 + once(0, 6_000.0 * (number == 1)),
+            sync=1.0,
+        )
+        for number in range(ranks)
+    ]
+    recorded = [made.rank(each, number, world_size=ranks) for number, each in enumerate(rows)]
+    stall = found("STALL", diagnose_time(align(recorded)))
+    assert (stall.ranks, stall.phase, stall.evidence["step"]) == ([1], "optimizer", 1)
+    assert stall.evidence["stalled_steps"] == 1
+    assert stall.score < 1
+
+
 @pytest.mark.parametrize("slow", [1, 2, 3, 4])
 def test_stall_of_one_rank_during_warm_up_does_not_vanish(slow: int) -> None:
     """Rank 1 stops for 3 s at the end of its third step. The others wait for it in their fourth step, so in

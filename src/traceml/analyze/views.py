@@ -17,6 +17,8 @@ from traceml.schema import catalog as c
 
 CALLS_OF_ANY_STEP: Final = 3
 """Backward, zero_grad, optimizer: a step has them once, however much work it does."""
+FIRST_STEPS: Final = 3
+"""In them DDP exchanges its order of gradients in the forward pass."""
 FEWEST_STEPS: Final = 2
 FEWEST_ROLLOUTS: Final = 3
 AFTER_NO_GRAD: Final = c.WAIT_NO_GRAD - c.FIRST_WAIT
@@ -158,7 +160,11 @@ class TimeView:
     def stalls(self) -> NDArray[np.int64]:
         steps = self.slowest_steps.copy()
         steps[self.skipping] = np.median(steps)
-        return find_stalls(steps)
+        found, last = find_stalls(steps), self.window.last_rank
+        # In the first steps, ranks that wait for the one that stopped in the step before do so in a pass.
+        waited = [at > 0 and self.window.steps[at] <= FIRST_STEPS and at - 1 in found for at in found]
+        kept: NDArray[np.int64] = found[~(np.array(waited, dtype=bool) & (last[found] != last[found - 1]))]
+        return kept
 
     @cached_property
     def calm(self) -> TimeView:

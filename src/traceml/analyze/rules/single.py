@@ -15,11 +15,9 @@ from traceml.analyze.rules.change import (
     with_place,
 )
 from traceml.analyze.rules.rule import CRIT_SHARE, MOST_SHARE, Measured, Rule, Thresholds, beyond_delay
-from traceml.analyze.views import TimeView
+from traceml.analyze.views import FIRST_STEPS, TimeView
 from traceml.schema import fmt
 
-FIRST_STEPS: Final = 3
-"""In them DDP exchanges its order of gradients in the forward pass."""
 LEAST_START_S: Final = 20.0
 """Importing large libraries takes nearly as long on a small machine. Trials are short on purpose."""
 LEAST_END_S: Final = 10.0

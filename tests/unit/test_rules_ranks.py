@@ -604,3 +604,14 @@ def test_straggler_without_a_loader_is_not_blamed_for_its_shards() -> None:
     assert "all that runs before the forward pass" in found.summary
     assert "logging" in found.action
     assert "loader workers" not in found.action
+
+
+def test_few_long_stops_are_not_mixed_with_many_short_ones() -> None:
+    """r0 logs for 600 ms after three steps; a busy machine makes five others a little slow."""
+    logs, noise = np.zeros(COUNT), np.zeros(COUNT)
+    logs[[20, 45, 60]], noise[[11, 33, 52, 71, 93]] = 600.0, 30.0
+    found = coupled(usual(2, optimizer=lambda rank: noise if rank else logs))
+    (jitter,) = [f for f in found.step_time.issues if f.kind == "JITTER"]
+    assert (jitter.ranks, jitter.phase) == ([0], "optimizer")
+    assert jitter.summary.startswith("Slow steps (21, 46 and 61 of 99 steps)"), jitter.summary
+    assert jitter.evidence["extra_ms"] == pytest.approx(600, rel=0.02)

@@ -533,6 +533,20 @@ def test_slow_steps_of_two_ranks_for_two_reasons_are_told(comm_ms: float) -> Non
     assert "in input" in primary.summary
 
 
+def test_slow_rank_that_changes_with_its_reason_is_told_with_both_reasons() -> None:
+    """r0 is late in input in the first half, r3 in backward in the second: neither is most of it."""
+    half = np.arange(COUNT) < COUNT // 2
+    late = {"input": (0, np.where(half, 30.0, 0.0)), "backward": (3, np.where(half, 0.0, 30.0))}
+    changed = {
+        key: (lambda rank, who=who, ms=ms: ms if rank == who else 0.0) for key, (who, ms) in late.items()
+    }
+    primary = coupled(usual(4, **changed)).primary_diagnosis
+    assert (primary.kind, primary.ranks, primary.phase) == ("STRAGGLER", [0, 3], None), primary.summary
+    assert (
+        "their own work (input and backward)" in primary.summary or "(backward and input)" in primary.summary
+    )
+
+
 @pytest.mark.parametrize("ranks", [2, 4, 64])
 def test_slow_rank_that_changes_once_is_reported_with_its_steps(ranks: int) -> None:
     """r0 is late in the first half of the run, r1 in the second: no turns, but one after the other."""
@@ -608,3 +622,14 @@ def test_straggler_without_a_loader_is_not_blamed_for_its_shards() -> None:
     assert "everything that runs before the forward pass" in found.summary
     assert "logging" in found.action
     assert "loader workers" not in found.action
+
+
+def test_few_long_stops_are_not_mixed_with_many_short_ones() -> None:
+    """r0 logs for 600 ms after three steps; a busy machine makes five others a little slow."""
+    logs, noise = np.zeros(COUNT), np.zeros(COUNT)
+    logs[[20, 45, 60]], noise[[11, 33, 52, 71, 93]] = 600.0, 30.0
+    found = coupled(usual(2, optimizer=lambda rank: noise if rank else logs))
+    (jitter,) = [f for f in found.step_time.issues if f.kind == "JITTER"]
+    assert (jitter.ranks, jitter.phase) == ([0], "optimizer")
+    assert jitter.summary.startswith("Slow steps (21, 46 and 61 of 99 steps)"), jitter.summary
+    assert jitter.evidence["extra_ms"] == pytest.approx(600, rel=0.02)

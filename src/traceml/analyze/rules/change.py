@@ -7,7 +7,14 @@ from typing import Any, Final
 import numpy as np
 
 from traceml.analyze import window as w
-from traceml.analyze.patterns import Shift, dominant_slow_steps, find_period, find_stretch, slow_steps
+from traceml.analyze.patterns import (
+    FEWEST_SLOW,
+    Shift,
+    dominant_slow_steps,
+    find_period,
+    find_stretch,
+    slow_steps,
+)
 from traceml.analyze.rank_view import FIXED_SHARE, MOST_NAMED
 from traceml.analyze.rules.rule import (
     CRIT_SHARE,
@@ -194,10 +201,12 @@ def jitter(view: TimeView) -> Measured | None:
     numbers = view.window.steps
     period = find_period(numbers[slow])
     if period is None and find_stretch(numbers[slow]) is None:
-        dominant = dominant_slow_steps(slow, steps[slow] - np.median(steps))
+        excess = steps - np.median(steps)
+        dominant = dominant_slow_steps(slow, excess[slow])
         period = find_period(numbers[dominant])
         has_pattern = period is not None or find_stretch(numbers[dominant]) is not None
-        slow = dominant if has_pattern else slow
+        is_most = excess[dominant].sum() >= EXPLAINED_SHARE * excess[slow].sum()
+        slow = dominant if has_pattern or (is_most and len(dominant) >= FEWEST_SLOW) else slow
     others = np.setdiff1d(np.arange(len(steps)), slow)
     typical = float(np.median(steps[others]))
     lost = float((steps[slow] - typical).sum())

@@ -207,10 +207,15 @@ def straggler(view: RankView) -> Measured | None:
 
 def _generic_straggler(view: RankView) -> Measured | None:
     own = view.window.own_work
-    if view.late_ranks is not None:
-        phase = view.most_uneven((w.INPUT, *w.MODEL, *w.OUTSIDE, w.WAIT), own)
-        mostly = "unattributed" if phase == w.WAIT else w.LABELS[phase]
-        return _straggler(view, own, phase, f"their own work (mostly {mostly})")
+    if (late := view.late_ranks) is not None:
+        keys = (w.INPUT, *w.MODEL, *w.OUTSIDE, w.WAIT)
+        parts_ns = {key: float(view.lateness_ns(late, view.window.series(key)).mean()) for key in keys}
+        first, second, *_ = sorted(keys, key=lambda key: -parts_ns[key])
+        names = ["unattributed" if key == w.WAIT else w.LABELS[key] for key in (first, second)]
+        is_one = parts_ns[first] >= EXPLAINED_SHARE * float(view.lateness_ns(late, own).mean())
+        what = f"mostly {names[0]}" if is_one else " and ".join(names)
+        found = _straggler(view, own, first, f"their own work ({what})")
+        return found if found is None or is_one else replace(found, phase=None)
     both = view.window.of(w.INPUT) + view.compute.values
     if view.uneven_in_both:
         advice = "inspect its input path, its own work and its machine"

@@ -13,16 +13,18 @@ import torch
 from torch import nn
 
 from tests.capture.conftest import Recorder
+from traceml.capture.switch import c_module
+from traceml.recording.tail import Tail
 
 NAP_S = 0.01
 Make = Callable[..., Any]
 
 
 class Steps:
-    """Six steps in closures that sleep between the forward and the backward pass, and note how long."""
+    """Steps in closures that sleep between the forward and the backward pass, and note how long."""
 
-    def __init__(self, make_training: Make, kind: str, fails: str = "") -> None:
-        model, self.optimizer, self.loader = make_training(6)
+    def __init__(self, make_training: Make, kind: str, fails: str = "", steps: int = 6) -> None:
+        model, self.optimizer, self.loader = make_training(steps)
         if kind == "lbfgs":
             self.optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
         self.model, self.kind, self.fails = model, kind, fails
@@ -82,3 +84,13 @@ def test_error_in_a_closure_is_not_the_optimizers(
     assert error.raised_at is not None
     assert error.raised_at.startswith("test_closures.py:")
     assert len(recorder.rows()) == 4
+
+
+@pytest.mark.skipif(c_module is None, reason="only the C switch measures itself")
+def test_closure_is_not_taken_for_the_cost_of_recording(recorder: Recorder, make_training: Make) -> None:
+    """In a sampled step, the calls in the closure have a cost of their own, and the closure itself has none."""
+    steps = Steps(make_training, "positional", steps=10)
+    steps.run()
+    (live,) = (rank.live for rank in Tail(recorder.folder).local_ranks())
+    assert live.own_steps == 1
+    assert 0 < live.own_ns < 1e6 * steps.napped_ms[8] / 2

@@ -107,7 +107,7 @@ typedef struct {
     long long attention;                     /* the next calls need more than the fast path: their Python twin runs */
     long long loader;                        /* address of the iterator that last gave a batch to train on */
     long long looks, is_watched, switches, forwards, backwards, fetches, look_first; /* mostly of the running step */
-    int64_t first_start;
+    long long first_start;
     int sampled, own_clock;
     long long block_depth, phase_slot, busy_wait_ns;
     int64_t totals[MOST_SLOTS];
@@ -728,7 +728,7 @@ static PyMemberDef Switch_members[] = {
     NUMBER(thread), NUMBER(attention), NUMBER(loader), NUMBER(blocks), NUMBER(block_depth), NUMBER(look_first),
     NUMBER(fetches), NUMBER(backwards), NUMBER(samples), NUMBER(tokens), NUMBER(gradients), NUMBER(busy_wait_ns), NUMBER(gc_ns),
     NUMBER(gc_wait_ns), NUMBER(input_from), NUMBER(step_flags), NUMBER(step), NUMBER(rss), NUMBER(allocated),
-    NUMBER(reserved), NUMBER(flags), NUMBER(fast_end), NUMBER(leader), NUMBER(reading_due), NUMBER(visit),
+    NUMBER(reserved), NUMBER(flags), NUMBER(fast_end), NUMBER(leader), NUMBER(reading_due), NUMBER(visit), NUMBER(first_start),
     MEMBER(mark, T_OBJECT, 0), MEMBER(layers, T_OBJECT, 0), MEMBER(count_nodes, T_OBJECT, 0),
     {NULL, 0, 0, 0, NULL},
 };

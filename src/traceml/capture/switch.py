@@ -89,7 +89,7 @@ class PythonSwitch(_Unusual):
         self.switches = self.step = self.sequence = self.rss = self.allocated = self.reserved = self.flags = 0
         self.attention = 1  # the next calls need more than the fast path
         self.look_first = 0  # so does the first forward pass of each step
-        self.loader = 0  # for the switch in C: which iterator last gave a batch to train on
+        self.loader = self.first_start = 0  # for C: the last training iterator; when a sampled call began
         self.blocks = self.block_depth = 0  # `trace_step` ends the steps, optimizers do not
         self.step_flags = 0  # of the running step
         self.input_from = 0  # the wait place whose time is input, if it is not 0

@@ -219,24 +219,29 @@ def _with_closure(original: Function, session: Session, outer: Callable[[], int]
     the optimizer (L-BFGS; Lightning, where all of `training_step` runs in a closure)."""
     switch, failed = session.switch, failure_of(session)
     waits = {slot: slot for slot in range(c.FIRST_WAIT, c.RECORDED_SLOTS)}
+    first_start = 0  # of the optimizer's step, for our own cost: the calls in the closure have their own
 
     def enter(_args: Any, _kwargs: Any) -> int:
+        nonlocal first_start
         if switch.current != c.OPTIMIZER or get_ident() != switch.thread:
             return PASS
+        first_start = switch.first_start
         switch.return_to(outer())
         session.closures += 1
         return c.OPTIMIZER
 
     def leave(_outer: int) -> int:
         session.closures -= 1
-        return switch.enter_compute(c.OPTIMIZER)
+        entered = switch.enter_compute(c.OPTIMIZER)
+        switch.first_start = first_start
+        return entered
 
     def step(*args: Any, **kwargs: Any) -> Any:
         given = args[1] if len(args) > 1 else kwargs.get("closure")
         try:
             if not callable(given):  # none, or what a framework's own optimizer is given
                 return original(*args, **kwargs)
-            closure = replaces(given)(around(given, switch, enter, waits, failed, leave))
+            closure = around(given, switch, enter, waits, failed, leave)
             if len(args) > 1:
                 return original(args[0], closure, *args[2:], **kwargs)
             return original(*args, **{**kwargs, "closure": closure})

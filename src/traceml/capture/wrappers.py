@@ -6,6 +6,7 @@ from threading import get_ident
 from typing import Any, Final
 
 from traceml.capture import wrap
+from traceml.capture.closures import with_closure
 from traceml.capture.session import Session
 from traceml.capture.slots import PASS, PENDING_EVAL, PENDING_FETCH, PENDING_NO_GRAD
 from traceml.capture.switch import c_module
@@ -205,51 +206,13 @@ def wrap_optimizer_step(original: Function, session: Session, optimizer_at: int 
         return found
 
     slots = {c.OPTIMIZER: c.OPTIMIZER}
-    steps = original if optimizer_at else _with_closure(original, session, lambda: outer)
+    steps = original if optimizer_at else with_closure(original, session, failed, lambda: outer)
     inner = around(steps, switch, enter, slots, failed, done=done)
     if c_module is not None:
         inner = seam(wrap.STEP, c.OPTIMIZER, switch, original, optimizer_at or inner, failed, stepped)
         if optimizer_at == 0 and not session.compiles:
             return inner
     return seen_through(original, inner, session.torch.compiler.is_dynamo_compiling)
-
-
-def _with_closure(original: Function, session: Session, outer: Callable[[], int]) -> Function:
-    """`step` of an optimizer. Its closure is code of the training loop: there we are where we were outside of
-    the optimizer (L-BFGS; Lightning, where all of `training_step` runs in a closure)."""
-    switch, failed = session.switch, failure_of(session)
-    waits = {slot: slot for slot in range(c.FIRST_WAIT, c.RECORDED_SLOTS)}
-    first_start = 0  # of the optimizer's step, for our own cost: the calls in the closure have their own
-
-    def enter(_args: Any, _kwargs: Any) -> int:
-        nonlocal first_start
-        if switch.current != c.OPTIMIZER or get_ident() != switch.thread:
-            return PASS
-        first_start = switch.first_start
-        switch.return_to(outer())
-        session.closures += 1
-        return c.OPTIMIZER
-
-    def leave(_outer: int) -> int:
-        session.closures -= 1
-        entered = switch.enter_compute(c.OPTIMIZER)
-        switch.first_start = first_start
-        return entered
-
-    def step(*args: Any, **kwargs: Any) -> Any:
-        given = args[1] if len(args) > 1 else kwargs.get("closure")
-        try:
-            if not callable(given):  # none, or what a framework's own optimizer is given
-                return original(*args, **kwargs)
-            closure = around(given, switch, enter, waits, failed, leave)
-            if len(args) > 1:
-                return original(args[0], closure, *args[2:], **kwargs)
-            return original(*args, **{**kwargs, "closure": closure})
-        except BaseException as problem:
-            wrap.hide_frame(problem)
-            raise
-
-    return step
 
 
 def wrap_compiler(original: Function, session: Session) -> Function:

@@ -12,10 +12,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from traceml.analyze.rules.rule import CRIT_SHARE, MOST_SHARE, WARN_SHARE, ordered
+from traceml.analyze.rules.rule import CRIT_SHARE, MOST_SHARE, WARN_SHARE
 from traceml.schema import fmt
 from traceml.schema.recorded import RankRecording, RunFacts, RunRecording
-from traceml.schema.summary import INFO, WARN, Finding
+from traceml.schema.summary import INFO, Finding
 
 NOTABLE_CORES: Final = 0.25
 """Other work that keeps fewer cores busy than this is the ordinary noise of a machine."""
@@ -241,15 +241,10 @@ def _idle_model(finding: Finding, use: CoreUse) -> Finding:
 
 
 def without_calm_model(findings: list[Finding]) -> list[Finding]:
-    """If anything is wrong, a model that computes is no finding; one that mostly waits is a warning too."""
+    """If anything is wrong, a model that computes is no finding; one that mostly waits is a remark."""
     if all(finding.severity == INFO for finding in findings):
         return findings
-    waiting = [
-        replace(f, severity=WARN, score=idle)
-        for f in findings
-        if isinstance(idle := f.evidence.get("idle_share"), float)
-    ]
-    return ordered([*(f for f in findings if f.kind != "COMPUTE_BOUND"), *waiting])
+    return [f for f in findings if f.kind != "COMPUTE_BOUND" or "idle_share" in f.evidence]
 
 
 def _idle_cores(finding: Finding, use: CoreUse) -> Finding:

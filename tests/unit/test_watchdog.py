@@ -15,11 +15,13 @@ import pytest
 from tests.unit import made
 from tests.unit.test_exit_times import keeps_status
 from traceml.capture import slots
+from traceml.monitor.loop import Monitor
 from traceml.monitor.watchdog import Watchdog, phase_name
 from traceml.recording import layout
 from traceml.recording.tail import Tail, live_tail
 from traceml.recording.writer import RecordingWriter
 from traceml.schema import catalog as c
+from traceml.settings import Settings
 
 STALL_AFTER_S = 30.0
 S = 1_000_000_000
@@ -221,3 +223,15 @@ def test_end_of_a_rank_that_closed_its_recording_is_noted_when_it_exits(
 def test_place_of_a_rank_is_told_while_its_phase_is_in_doubt(slot: int, says: str) -> None:
     """A rank killed or stuck inside a validation loop is in validation, also between two of its batches."""
     assert phase_name(slot % 256).startswith(says)
+
+
+def test_end_of_a_rank_is_noted_if_the_command_is_over_at_the_first_look(
+    tmp_path: Path, process: subprocess.Popen[bytes]
+) -> None:
+    """A training of a few milliseconds on a busy machine: it is over before the monitor gets a core."""
+    recording(tmp_path, 0, process.pid, 0)
+    process.kill()
+    process.wait()
+    assert Monitor(tmp_path, ["train.py"], Settings()).watch(lambda _seconds: -9) == -9
+    noted = (tmp_path / "recording" / "monitor.events.jsonl").read_text().splitlines()
+    assert [(json.loads(text)["kind"], json.loads(text)["rank"]) for text in noted] == [("rank_ended", 0)]

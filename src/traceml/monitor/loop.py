@@ -55,9 +55,8 @@ class Monitor:
         look = failsafe("watching the ranks", None)(self._look)
         roll = failsafe("rolling up old steps", None)(self._roll)
         answer_requests = failsafe("answering final_summary()", None)(self._answer_requests)
+        prepare()  # also if the command has ended by now: how its ranks ended is to be noted
         code = poll(0.0)
-        if code is None:
-            prepare()
         interval = self._settings.interval
         due = time.monotonic() + interval
         while code is None:

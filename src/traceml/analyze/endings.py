@@ -212,7 +212,7 @@ def is_echo(event: RecordedEvent) -> bool:
     DistStoreError, ...), or a RuntimeError is about a peer. Python's own ConnectionResetError is not an echo:
     it is about a server, not about a rank."""
     kind, _, message = str(event.message).lower().partition(":")
-    kind = kind.rpartition(".")[2]  # an error before the first step is told with its module
+    kind = kind.rpartition(".")[2]  # before the first step it comes with its module
     words = OF_CONNECTIONS if event.during in EXCHANGES else OF_PEERS
     of_torch = kind.startswith("dist") and kind.endswith("error")
     return of_torch or (kind == "runtimeerror" and any(word in message for word in words))

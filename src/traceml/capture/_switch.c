@@ -799,7 +799,8 @@ static int usual(Seam *m, PyObject *first) {
         Py_XDECREF(grad);
         if (grad == NULL) PyErr_Clear();
         if (is_on) return trains && (s->forwards || !s->look_first) ? m->slot : LOOK;
-        /* Without gradients: a part of the step that has begun, or a rollout, or the loss of a validation. */
+        /* Without gradients: a part of the step that has begun, or a rollout. After a validation (the first slot behind
+         * those of a row) it may be the loss of that. */
         if (current == cfg.optimizer || current == cfg.recorded) return LOOK;
         return trains || s->fetches || s->forwards || s->block_depth ? cfg.no_grad : LOOK;
     }

@@ -923,6 +923,7 @@ static PyObject *timed(Seam *m, int way, PyObject *const *args, size_t nargsf, P
         PyErr_Fetch(&type, &value, &trace);
         /* A loader that has no more batches: we are still where we were. */
         int stays = m->kind == SEAM_EXCHANGE || m->kind == SEAM_FETCH;
+        if (m->kind == SEAM_FETCH) s->loader = 0; /* the next iterator may get the address of this one */
         if ((stays ? return_to(s, outer) : leave(s, outer)) < 0) PyErr_Clear();
         PyErr_Restore(type, value, trace);
         if (m->kind != SEAM_FETCH || !PyErr_ExceptionMatches(PyExc_StopIteration)) tell_failed(m, way);
